@@ -96,6 +96,19 @@ TEST(MemoryTable, CacheGroupsAreLinesWhereThereAreSeveral) {
   EXPECT_THAT(lines[4], HasSubstr("last 512: 36 layers"));
 }
 
+TEST(MemoryTable, EveryRankHasALineWhereThereAreSeveral) {
+  MemoryReport memory;
+  memory.weights = {{DType::kBF16, 5 << 20}};
+  memory.kv_cache_bytes = 3 << 20;
+  memory.ranks = {{.weights = 5 << 20, .cache = 3 << 20}, {.weights = 4 << 20, .cache = 3 << 20}};
+  const std::vector<std::string> lines = MemoryLines(memory, 0);
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_THAT(lines[3], AllOf(HasSubstr("rank 0"), HasSubstr("8.0 MiB  weights 5.0 MiB, cache 3.0 "
+                                                             "MiB: the lines above are its")));
+  EXPECT_THAT(lines[4], AllOf(HasSubstr("rank 1"), HasSubstr("7.0 MiB  weights 4.0 MiB")));
+  EXPECT_THAT(lines[5], AllOf(HasSubstr("all ranks"), HasSubstr("15.0 MiB")));
+}
+
 TEST(MemoryTable, KeptRowsAreALineWhereThereAreAny) {
   MemoryReport memory;
   memory.kv_cache_bytes = 3 << 20;

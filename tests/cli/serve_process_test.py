@@ -57,7 +57,7 @@ class Server:
             self.process.stderr.close()
 
     def ask(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         headers.setdefault("Content-Type", "application/json")
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
         response = connection.getresponse()

@@ -110,6 +110,53 @@ TEST(EngineLoader, TakesDummyWeightsWithoutAnyTokenizer) {
   EXPECT_FALSE(loaded.chat_template);
 }
 
+TEST(EngineLoader, TellsTheMemoryOfEveryRank) {
+  EngineOptions options;
+  options.model = kBundled;
+  options.device = DeviceKind::kCpu;
+  options.num_threads = 4;
+  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  const auto weights = [](const MemoryReport& memory) {
+    return SumOf(memory.weights) + SumOf(memory.mtp_weights);
+  };
+  const MemoryReport whole = ExplainEngine(options).memory;
+  EXPECT_TRUE(whole.ranks.empty());
+  for (const int32_t ranks : {2, 4}) {
+    options.tensor_parallel_size = ranks;
+    const MemoryReport memory = ExplainEngine(options).memory;
+    ASSERT_EQ(std::ssize(memory.ranks), ranks);
+    EXPECT_EQ(memory.ranks.front().weights, weights(memory));
+    int64_t sum = 0;
+    for (const RankMemory& rank : memory.ranks) {
+      EXPECT_EQ(rank.cache, memory.kv_cache_bytes + memory.kept_row_bytes);
+      EXPECT_LT(rank.weights, weights(whole));
+      sum += rank.weights;
+    }
+    EXPECT_GE(sum, weights(whole));  // what is not cut is on every rank
+  }
+}
+
+TEST(EngineLoader, TellsTheProgressOfAllRanksAsOne) {
+  EngineOptions options;
+  options.model = kBundled;
+  options.device = DeviceKind::kCpu;
+  options.num_threads = 2;
+  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  options.speculation.num_speculative_tokens = 0;
+  options.tensor_parallel_size = 2;
+  int64_t last = 0;
+  int64_t all = 0;
+  const LoadedEngine loaded = LoadEngine(options, [&](int64_t done, int64_t total) {
+    EXPECT_GE(done, last);
+    EXPECT_LE(done, total);
+    last = done;
+    all = total;
+  });
+  EXPECT_GT(last, 0);
+  EXPECT_EQ(last, all);
+  EXPECT_EQ(loaded.memory.ranks.size(), 2U);
+}
+
 TEST(EngineLoader, ACacheThatIsTooSmallIsRefusedWithWhatIsNeeded) {
   const TemporaryDirectory directory;
   EngineOptions options = DummyModel(directory.path(), 64);

@@ -1,5 +1,5 @@
-// An engine that goes on with other weights, and one that gives memory back: what requests get is what
-// engines with these weights give.
+// An engine that goes on with other weights, and one that gives memory back: what requests get is
+// what engines with these weights give.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +67,8 @@ std::string UpdateTo(Engine& engine, WeightUpdate update) {
 }
 
 std::string UpdateTo(Engine& engine, const fs::path& folder, const std::string& version = "") {
-  return UpdateTo(engine, {.folders = {.model = folder.string(), .drafter = ""}, .version = version});
+  return UpdateTo(engine,
+                  {.folders = {.model = folder.string(), .drafter = ""}, .version = version});
 }
 
 GenerationRequest UpdatedRequest() { return Request(TrainedPrompts().front(), 60, 1.0F); }
@@ -138,8 +139,8 @@ TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeights
   const Generated scored = Answer(*LoadWhole(WholeOptions(changed_)).engine, given);
   for (size_t i = 0; i < 60; ++i) {
     const float logprob = crossing.logprobs[i].chosen.logprob;
-    EXPECT_EQ(logprob, i < first ? before.logprobs[i].chosen.logprob
-                                 : scored.logprobs[i].chosen.logprob)
+    EXPECT_EQ(logprob,
+              i < first ? before.logprobs[i].chosen.logprob : scored.logprobs[i].chosen.logprob)
         << i;
   }
 }
@@ -203,7 +204,8 @@ TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
   traced(engine);
   EXPECT_THAT(UpdateTo(engine, {.folders = {changed_.string(), kTarget.string()}, .version = ""}),
               HasSubstr("another network"));
-  EXPECT_EQ(UpdateTo(engine, {.folders = {changed_.string(), drafter.string()}, .version = ""}), "");
+  EXPECT_EQ(UpdateTo(engine, {.folders = {changed_.string(), drafter.string()}, .version = ""}),
+            "");
   const Generated got = traced(engine);
   EXPECT_EQ(got.tokens, expected.tokens);
   EXPECT_EQ(got.drafts, expected.drafts);

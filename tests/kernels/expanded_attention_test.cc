@@ -154,6 +154,38 @@ TEST_P(ExpandedAttentionTest, RowsHaveTheSameBitsHoweverThePromptIsCut) {
   }
 }
 
+// Ranks that share a model have some of its heads each.
+TEST_P(ExpandedAttentionTest, HeadsHaveTheSameBitsOnRanksThatShareThem) {
+  const PromptShape shape = {8, 32, 16, 24};
+  const int64_t length = GetParam() == Isa::kReference ? 270 : 600;
+  const Prompt prompt(shape, length, random);
+  const State whole = RunChunk(kernels, pool, prompt, 0, length);
+  for (const int32_t ranks : {2, 4, 8}) {
+    const int32_t own = shape.heads / ranks;
+    const auto columns = [&](const TestMatrix& all, int32_t rank) {
+      const int64_t width = all.view_cols / ranks;
+      TestMatrix part(all.view_rows, width);
+      for (int64_t r = 0; r < all.view_rows; ++r) {
+        std::copy_n(all.view().row(r) + rank * width, width, part.view().row(r));
+      }
+      return part;
+    };
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      Prompt part = prompt;
+      part.shape.heads = own;
+      part.q = columns(prompt.q, rank);
+      part.kv = columns(prompt.kv, rank);
+      const State state = RunChunk(kernels, pool, part, 0, length);
+      for (int64_t r = 0; r < length; ++r) {
+        ASSERT_TRUE(SameBits(state.out.view().row(r),
+                             whole.out.view().row(r) + int64_t{rank} * own * shape.value,
+                             state.out.view_cols))
+            << "row " << r << ", rank " << rank << " of " << ranks;
+      }
+    }
+  }
+}
+
 TEST_P(ExpandedAttentionTest, ARowAloneSeesNothingPastItself) {
   for (const int64_t length : {33, 256, 300, 514}) {
     Prompt prompt(RandomShape(), length, random);

@@ -138,6 +138,31 @@ class PagedAttentionTest : public KernelTest {
       return RunSpans(kernels, pool, spans, q.view());
     }
 
+    /// Absorbed attention of some heads, as a rank has them.
+    TestMatrix RunHeads(const KernelTable& kernels, ThreadPool& pool, int32_t first,
+                        int32_t count) {
+      std::vector<AttentionSpan> spans;
+      int32_t row = 0;
+      for (const Request& r : requests) {
+        spans.push_back({row, r.length, r.context, r.table.data()});
+        row += r.length;
+      }
+      TestMatrix out(row, count * shape.value, 3);
+      const int64_t width = shape.query_width();
+      kernels.absorbed_attention(
+          pool, {.q = MatrixView<const float>(q.view()).Columns(first * width, count * width),
+                 .heads = count,
+                 .model_heads = shape.heads,
+                 .latent = shape.own,
+                 .rope = shape.shared,
+                 .scale = 1.0F / std::sqrt(static_cast<float>(width)),
+                 .cache = paged.cache(),
+                 .requests = spans,
+                 .out = out.view(),
+                 .split = shape.split});
+      return out;
+    }
+
     /// Row j of request i as the only row of a call.
     TestMatrix RunAlone(const KernelTable& kernels, ThreadPool& pool, size_t i, int32_t j) {
       int64_t row = j;
@@ -502,6 +527,28 @@ TEST_P(PagedAttentionTest, RowsHaveTheSameBitsInRandomBatchesOnAnyNumberOfThread
       ASSERT_TRUE(SameBits(two.view().row(r), many.view().row(r), two.view_cols));
     }
     ExpectRowsAlone(batch, two);
+  }
+}
+
+// Ranks that share a model have some of its heads each: how keys are split, and which kernel runs,
+// follow from the heads of the model.
+TEST_P(PagedAttentionTest, HeadsHaveTheSameBitsOnRanksThatShareThem) {
+  for (const int32_t heads : {8, IsReference() ? 16 : 128}) {
+    Shape shape = SmallShape(Entries::kAbsorbed, heads, 64, 16, 64, DType::kBF16);
+    Batch batch(shape, {{700, 3}, {17, 1}, {300, 40}}, random);
+    const TestMatrix whole = batch.Run(kernels, pool);
+    for (const int32_t ranks : {2, 4, 8}) {
+      const int32_t own = heads / ranks;
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        const TestMatrix part = batch.RunHeads(kernels, pool, rank * own, own);
+        for (int64_t r = 0; r < part.view_rows; ++r) {
+          ASSERT_TRUE(SameBits(part.view().row(r),
+                               whole.view().row(r) + int64_t{rank} * own * shape.value,
+                               part.view_cols))
+              << "row " << r << ", rank " << rank << " of " << ranks << ", " << heads << " heads";
+        }
+      }
+    }
   }
 }
 

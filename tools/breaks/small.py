@@ -46,7 +46,7 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
         ("any number listens", "server/api.cc",
          "step_feeds_.size() >= kMostStepListeners", "false", "StepListenersTest.*"),
         ("faults are told with their files", "server/generation_response.cc",
-         "return is_of_request ?", "return true ?", "FaultTest.*")),
+         "if (is_of_request) return reason;", "return reason;", "FaultTest.*")),
     "base_test": (
         ("lines wait without end", "base/line_writer.cc",
          "state_->bytes + line.size() > state_->max_bytes", "false", "LineWriterTest.*Stalls*"),

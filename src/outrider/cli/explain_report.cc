@@ -245,6 +245,14 @@ Json GpuJson(const MemoryReport& memory) {
           {"measured", memory.gpu->measured}};
 }
 
+Json RanksJson(const MemoryReport& memory) {
+  Json ranks = Json::array();
+  for (const RankMemory& rank : memory.ranks) {
+    ranks.push_back({{"weight_bytes", rank.weights}, {"cache_bytes", rank.cache}});
+  }
+  return ranks;
+}
+
 Json WeightGroupsJson(const MemoryReport& memory) {
   Json groups = Json::array();
   for (const WeightGroup& group : memory.weight_groups) {
@@ -355,6 +363,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_groups", GroupsJson(memory)},
                    {"running_state", StateJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes},
+                   {"ranks", RanksJson(memory)},
                    {"gpu", GpuJson(memory)}}},
                  {"decisions", Json::array()}};
   object["shapes"].update(AttentionJson(c));

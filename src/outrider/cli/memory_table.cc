@@ -106,7 +106,20 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
                                      ByteSizeText(gpu.usable), ByteSizeText(gpu.total))));
     return lines;
   }
-  lines.push_back(line("in all", sum, ""));
+  if (memory.ranks.empty()) {
+    lines.push_back(line("in all", sum, ""));
+    return lines;
+  }
+  int64_t all = 0;
+  for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
+    const RankMemory& own = memory.ranks[rank];
+    all += own.weights + own.cache;
+    lines.push_back(
+        line(fmt::format("rank {}", rank), own.weights + own.cache,
+             fmt::format("weights {}, cache {}{}", ByteSizeText(own.weights),
+                         ByteSizeText(own.cache), rank == 0 ? ": the lines above are its" : "")));
+  }
+  lines.push_back(line("all ranks", all, ""));
   return lines;
 }
 

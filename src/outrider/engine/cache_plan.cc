@@ -38,6 +38,9 @@ MemoryReport EnginePlan::Memory() const {
   memory.kv_pages = cache.num_pages;
   memory.kv_cache_bytes = memory.kv_page_bytes * memory.kv_pages;
   memory.kept_row_bytes = KeptBytesPerPage() * memory.kv_pages;
+  for (const int64_t weights : rank_weights_) {
+    memory.ranks.push_back({weights, memory.kv_cache_bytes + memory.kept_row_bytes});
+  }
   for (const CacheGroupSpec& group : cache.groups) {
     const auto index = static_cast<int32_t>(memory.kv_groups.size());
     const CacheConfig alone{.groups = {group}, .num_pages = 1, .rerun_tokens = cache.rerun_tokens};
@@ -122,6 +125,14 @@ int64_t EnginePlan::KeptBytesPerPage() const {
          scheduler_.cache.groups[group].tokens_per_block;
 }
 
+void EnginePlan::MeasureRanks() {
+  if (ranks() == 1) return;
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    const auto [model, drafter] = MeasureAllWeights(weight_form(), rank);
+    rank_weights_.push_back(BytesOf(model) + BytesOf(drafter));
+  }
+}
+
 int64_t EnginePlan::WeightBytes() const { return BytesOf(weight_sizes_) + BytesOf(drafter_sizes_); }
 
 void EnginePlan::PlanHostMemory() {
@@ -129,9 +140,9 @@ void EnginePlan::PlanHostMemory() {
   const std::optional<HostMemory> available = AvailableHostMemory();
   if (!available) return;
   HostNeed need;
-  need.weights = WeightBytes();
   const MemoryReport memory = Memory();
-  need.weights *= ranks();
+  need.weights = ranks() == 1 ? WeightBytes() : 0;
+  for (const int64_t weights : rank_weights_) need.weights += weights;
   need.kv_cache = ranks() * (memory.kv_cache_bytes + memory.kept_row_bytes);
   host_fit_ = FitInHost(need, *available);
   if (!host_fit_->fits && options_.quantization == WeightQuantization::kNone) {

@@ -72,9 +72,10 @@ void EngineCore::Admit(Held held) {
 void EngineCore::StartKeys(RequestState& state) {
   if (!state.block_keys) state.block_keys.emplace();
   BlockKeys& keys = *state.block_keys;
-  keys.root = hasher_.Start(num_updates_ == 0 ? state.cache_salt()
-                                              : fmt::format("weights {}/{}", *weight_version_,
-                                                            state.cache_salt()))
+  keys.root = hasher_
+                  .Start(num_updates_ == 0
+                             ? state.cache_salt()
+                             : fmt::format("weights {}/{}", *weight_version_, state.cache_salt()))
                   .root;
   keys.blocks.clear();
   keys.blocks.reserve(

@@ -138,6 +138,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .cache_groups = scheduler_.cache.groups});
   if (device() == DeviceKind::kCpu) PlanOtherDevice();
   std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
+  MeasureRanks();
   PlanFirstCache();
   PlanHostMemory();
 }
@@ -158,10 +159,9 @@ void EnginePlan::PlanOtherDevice() {
 }
 
 std::pair<NetworkWeightSizes, NetworkWeightSizes> EnginePlan::MeasureAllWeights(
-    const WeightForm& form) const {
-  // Of the first rank, whose part is as large as any other's but for a block of each weight.
+    const WeightForm& form, int32_t rank) const {
   WeightForm own = form;
-  own.place = {0, ranks()};
+  own.place = {rank, ranks()};
   NetworkWeightSizes drafter;
   if (drafter_) drafter = MeasureEagle3(ops(), drafter_->config, *drafter_->source, own);
   return {MeasureWeights(ops(), config_, modules_used_, source(), own), std::move(drafter)};
@@ -181,9 +181,7 @@ void EnginePlan::PlanRanks() {
                           options_.num_threads, ranks(), ranks());
   }
   Decide("ranks", fmt::format("{}, threads of this process", ranks()),
-         fmt::format("{}: each has its part of the weights and of the heads; the memory above "
-                     "is that of one rank",
-                     kFlag));
+         fmt::format("{}: each has its part of the weights and of the heads", kFlag));
 }
 
 ComputeThreads EnginePlan::ThreadsOf(const RankPlace& place) const {

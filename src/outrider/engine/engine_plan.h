@@ -54,7 +54,14 @@ struct GpuBudget {
   bool measured = false;   // false: the work space is an estimate
 };
 
-/// Where the memory went, in bytes, and what the cache holds.
+/// What one of several ranks keeps, in bytes.
+struct RankMemory {
+  int64_t weights = 0;  // of target, modules and drafter
+  int64_t cache = 0;    // and kept rows
+};
+
+/// Where the memory went, in bytes, and what the cache holds; of the first rank where there are
+/// several.
 struct MemoryReport {
   WeightSizes weights;                     // target, as computed with
   WeightSizes mtp_weights;                 // MTP modules
@@ -67,7 +74,8 @@ struct MemoryReport {
   int64_t kv_pages = 0;
   std::vector<CacheGroupReport> kv_groups;
   std::optional<RunningStateReport> state;  // of linear attention
-  int64_t kept_row_bytes = 0;  // the target's hidden rows kept for modules that lag, at most
+  int64_t kept_row_bytes = 0;     // the target's hidden rows kept for modules that lag, at most
+  std::vector<RankMemory> ranks;  // empty: there is one
   std::optional<GpuBudget> gpu;
 };
 
@@ -190,8 +198,10 @@ class EnginePlan {
   int64_t KeptBytesPerPage() const;
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
-  /// Of the model with its modules, and of a drafter with a checkpoint of its own.
-  std::pair<NetworkWeightSizes, NetworkWeightSizes> MeasureAllWeights(const WeightForm& form) const;
+  /// Of a rank's part of the model with its modules, and of a drafter with a checkpoint of its own.
+  std::pair<NetworkWeightSizes, NetworkWeightSizes> MeasureAllWeights(const WeightForm& form,
+                                                                      int32_t rank = 0) const;
+  void MeasureRanks();
   int64_t WeightBytes() const;
   /// On a processor: whether weights and cache fit into its memory.
   void PlanHostMemory();
@@ -218,7 +228,8 @@ class EnginePlan {
   std::vector<CacheLayerSpec> cache_layers_;
   SchedulerConfig scheduler_;
   NetworkWeightSizes weight_sizes_;
-  NetworkWeightSizes drafter_sizes_;  // of a checkpoint of its own
+  NetworkWeightSizes drafter_sizes_;   // of a checkpoint of its own
+  std::vector<int64_t> rank_weights_;  // bytes by rank; empty: there is one
   std::optional<GpuBudget> gpu_;
   std::optional<HostFit> host_fit_;  // nothing: a GPU's memory counts, or the system does not tell
   size_t cache_decisions_ = 0;       // where those of PlanCache begin

@@ -1,7 +1,9 @@
 #include "outrider/engine/executor_maker.h"
 
 #include <filesystem>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
@@ -24,13 +26,36 @@ namespace outrider {
 
 namespace {
 
-/// Of one rank's weights, as a part of what all ranks read one after another.
-WeightLoader::Progress ProgressOf(const RankPlace& place, const LoadProgress& progress) {
-  if (!progress) return nullptr;
-  return [place, &progress](int64_t done, int64_t total) {
-    progress(place.rank * total + done, place.ranks * total);
+/// What the ranks have read, each on a thread of its own, as one progress.
+class RanksProgress {
+ public:
+  RanksProgress(int32_t ranks, const LoadProgress& progress)
+      : read_(static_cast<size_t>(ranks)), progress_(progress) {}
+
+  WeightLoader::Progress Of(int32_t rank) {
+    if (!progress_) return nullptr;
+    return [this, rank](int64_t done, int64_t total) {
+      const std::lock_guard lock(mutex_);
+      read_[static_cast<size_t>(rank)] = {done, total};
+      Read sum;
+      for (const Read& read : read_) {
+        sum.done += read.done;
+        sum.total += read.total == 0 ? total : read.total;  // it has not begun: as much as this one
+      }
+      progress_(sum.done, sum.total);
+    };
+  }
+
+ private:
+  struct Read {
+    int64_t done = 0;
+    int64_t total = 0;
   };
-}
+
+  std::mutex mutex_;
+  std::vector<Read> read_;  // by rank
+  const LoadProgress& progress_;
+};
 
 /// What of two networks differs first; "": nothing that weights do not have.
 std::string Difference(const ModelConfig& a, const ModelConfig& b) {
@@ -103,20 +128,23 @@ void ExecutorMaker::ReadWeights(const LoadProgress& progress) {
 
 std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Sources& sources,
                                                             const LoadProgress& progress) const {
-  std::vector<RankWeights> weights;
-  for (const Device& device : devices_) {
-    RankWeights& own = weights.emplace_back();
+  const auto ranks = static_cast<int32_t>(devices_.size());
+  std::vector<RankWeights> weights(devices_.size());
+  RanksProgress read(ranks, progress);
+  ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
+    const Device& device = devices_[static_cast<size_t>(i)];
+    RankWeights& own = weights[static_cast<size_t>(i)];
     own.model = LoadNetwork(
         sources.config, plan_.modules_used(), sources.model, plan_.weight_form(),
         {device, plan_.dtype(),
          AttentionPlan(options_.attention_backend, 1 + plan_.k(), plan_.kv_cache_form())},
-        ProgressOf(device.place(), progress));
-    if (sources.drafter == nullptr) continue;
+        read.Of(device.place().rank));
+    if (sources.drafter == nullptr) return;
     own.draft_model = std::make_unique<Eagle3DraftModel>(
         *sources.drafter_config, plan_.drafter()->taps,
         LoadEagle3(*sources.drafter_config, *sources.drafter, plan_.weight_form(), device, nullptr),
         *own.model);
-  }
+  });
   return weights;
 }
 
@@ -124,8 +152,7 @@ void ExecutorMaker::WarmUpDevice() {
   if (plan_.device() == DeviceKind::kCpu) return;
   RankWeights& first = weights_.front();
   try {
-    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(),
-           plan_.cache_numbers());
+    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(), plan_.cache_numbers());
     if (first.draft_model == nullptr) return;
     WarmUp(*first.draft_model, first.model->hidden_size(), plan_.scheduler(), plan_.cache_layers(),
            plan_.cache_numbers());
@@ -177,8 +204,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   }
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  std::unique_ptr<Executor> executor =
-      std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  std::unique_ptr<Executor> executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
   if (plan_.device() == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));
 }
@@ -224,8 +250,8 @@ void ExecutorMaker::CheckFits(const WeightFolders& folders, const Sources& sourc
       MeasureWeights(plan_.ops(), sources.config, plan_.modules_used(), sources.model, form);
   int64_t bytes = SumOf(model.target) + SumOf(model.modules);
   if (sources.drafter != nullptr) {
-    bytes += SumOf(
-        MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
+    bytes +=
+        SumOf(MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
   }
   bytes *= plan_.ranks();
   const std::optional<HostMemory> memory = AvailableHostMemory();
