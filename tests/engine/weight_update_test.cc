@@ -1,5 +1,5 @@
-// An engine that goes on with other weights, and one that gives memory back: what requests get is what
-// engines with these weights give.
+// An engine that goes on with other weights, and one that gives memory back: what requests get is
+// what engines with these weights give.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 const fs::path kTarget = SourceDirectory() / "models/tiny-v3-mtp3";
 const fs::path kEagle = SourceDirectory() / "models/tiny-v3-eagle3";
 
-// A copy of a model in which every `stride`-th number has another sign.
+// A copy of a model in which every `stride`-th bfloat16 number has another sign.
 fs::path ChangedCopy(const fs::path& model, const fs::path& to, size_t stride) {
   fs::copy(model, to, fs::copy_options::recursive);
   for (const auto& entry : fs::directory_iterator(to)) {
@@ -36,9 +36,14 @@ fs::path ChangedCopy(const fs::path& model, const fs::path& to, size_t stride) {
     std::string bytes(std::istreambuf_iterator<char>(file), {});
     uint64_t header = 0;
     std::memcpy(&header, bytes.data(), sizeof(header));
-    // Of bfloat16 numbers the odd byte has the sign.
-    for (size_t i = 8 + header + 1; i < bytes.size(); i += 2 * stride) {
-      bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+    for (const auto& tensor : nlohmann::json::parse(bytes.substr(8, header))) {
+      if (tensor.value("dtype", "") != "BF16") continue;
+      const size_t end = 8 + header + tensor["data_offsets"][1].get<size_t>();
+      // The odd byte of a number has the sign.
+      for (size_t i = 8 + header + tensor["data_offsets"][0].get<size_t>() + 1; i < end;
+           i += 2 * stride) {
+        bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+      }
     }
     std::ofstream(entry.path(), std::ios::binary) << bytes;
   }
@@ -67,7 +72,8 @@ std::string UpdateTo(Engine& engine, WeightUpdate update) {
 }
 
 std::string UpdateTo(Engine& engine, const fs::path& folder, const std::string& version = "") {
-  return UpdateTo(engine, {.folders = {.model = folder.string(), .drafter = ""}, .version = version});
+  return UpdateTo(engine,
+                  {.folders = {.model = folder.string(), .drafter = ""}, .version = version});
 }
 
 GenerationRequest UpdatedRequest() { return Request(TrainedPrompts().front(), 60, 1.0F); }
@@ -138,8 +144,8 @@ TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeights
   const Generated scored = Answer(*LoadWhole(WholeOptions(changed_)).engine, given);
   for (size_t i = 0; i < 60; ++i) {
     const float logprob = crossing.logprobs[i].chosen.logprob;
-    EXPECT_EQ(logprob, i < first ? before.logprobs[i].chosen.logprob
-                                 : scored.logprobs[i].chosen.logprob)
+    EXPECT_EQ(logprob,
+              i < first ? before.logprobs[i].chosen.logprob : scored.logprobs[i].chosen.logprob)
         << i;
   }
 }
@@ -203,7 +209,8 @@ TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
   traced(engine);
   EXPECT_THAT(UpdateTo(engine, {.folders = {changed_.string(), kTarget.string()}, .version = ""}),
               HasSubstr("another network"));
-  EXPECT_EQ(UpdateTo(engine, {.folders = {changed_.string(), drafter.string()}, .version = ""}), "");
+  EXPECT_EQ(UpdateTo(engine, {.folders = {changed_.string(), drafter.string()}, .version = ""}),
+            "");
   const Generated got = traced(engine);
   EXPECT_EQ(got.tokens, expected.tokens);
   EXPECT_EQ(got.drafts, expected.drafts);
@@ -215,6 +222,7 @@ TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
 TEST_F(WeightUpdateTest, RanksGetTheirParts) {
   EngineOptions options = WholeOptions(kTarget);
   options.tensor_parallel_size = 2;
+  options.num_threads = 2;
   const LoadedEngine loaded = LoadWhole(options);
   Answer(*loaded.engine, UpdatedRequest());
   EXPECT_EQ(UpdateTo(*loaded.engine, changed_), "");

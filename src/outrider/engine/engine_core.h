@@ -28,7 +28,7 @@ struct EngineParts {
   /// Of the executor; null: that stays what it is.
   std::unique_ptr<ExecutorMaker> maker = nullptr;
   std::unique_ptr<Executor> executor;
-  std::string weight_version = {};  // "": nobody named it
+  std::string weight_version = {};                       // "": nobody named it
   DraftSchedule draft_schedule{0, {}};                   // with speculation: by max_drafts
   std::optional<DraftLengthPolicy> draft_length_policy;  // decides instead of draft_schedule
   const Tokenizer* tokenizer = nullptr;                  // null: no text

@@ -106,8 +106,8 @@ struct EngineOptions {
   int32_t max_logprobs = 20;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   std::string weight_version;  // a name for the weights, in answers; "": none
-  uint64_t seed = 0;        // seeds requests that bring none
-  int32_t num_threads = 0;  // 0: all processors this process may use; of all ranks together
+  uint64_t seed = 0;           // seeds requests that bring none
+  int32_t num_threads = 0;     // 0: all processors this process may use; of all ranks together
   /// Ranks that share the model: threads of this process, each with its part of the weights.
   int32_t tensor_parallel_size = 1;
   bool pin_threads = true;  // bind compute threads when they are as many as those processors

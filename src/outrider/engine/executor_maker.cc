@@ -124,8 +124,7 @@ void ExecutorMaker::WarmUpDevice() {
   if (plan_.device() == DeviceKind::kCpu) return;
   RankWeights& first = weights_.front();
   try {
-    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(),
-           plan_.cache_numbers());
+    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(), plan_.cache_numbers());
     if (first.draft_model == nullptr) return;
     WarmUp(*first.draft_model, first.model->hidden_size(), plan_.scheduler(), plan_.cache_layers(),
            plan_.cache_numbers());
@@ -177,8 +176,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   }
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  std::unique_ptr<Executor> executor =
-      std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  std::unique_ptr<Executor> executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
   if (plan_.device() == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));
 }
@@ -224,8 +222,8 @@ void ExecutorMaker::CheckFits(const WeightFolders& folders, const Sources& sourc
       MeasureWeights(plan_.ops(), sources.config, plan_.modules_used(), sources.model, form);
   int64_t bytes = SumOf(model.target) + SumOf(model.modules);
   if (sources.drafter != nullptr) {
-    bytes += SumOf(
-        MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
+    bytes +=
+        SumOf(MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
   }
   bytes *= plan_.ranks();
   const std::optional<HostMemory> memory = AvailableHostMemory();

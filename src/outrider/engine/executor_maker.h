@@ -82,11 +82,11 @@ class ExecutorMaker {
   const EngineOptions options_;
   EnginePlan plan_;
   WeightFolders folders_;
-  std::vector<Device> devices_;        // by rank
-  std::vector<RankParts> ranks_;       // of which the next executor is made
-  std::vector<RankWeights> weights_;   // that it will have, by rank
-  std::vector<KvCache*> caches_;       // of the last executor, or of ranks_
-  std::vector<Drafter*> drafters_;     // of the last executor; null: none
+  std::vector<Device> devices_;       // by rank
+  std::vector<RankParts> ranks_;      // of which the next executor is made
+  std::vector<RankWeights> weights_;  // that it will have, by rank
+  std::vector<KvCache*> caches_;      // of the last executor, or of ranks_
+  std::vector<Drafter*> drafters_;    // of the last executor; null: none
   std::optional<StepTimes> step_times_;
 };
 

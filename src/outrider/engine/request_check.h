@@ -6,7 +6,8 @@
 
 namespace outrider {
 
-/// Throws Error (kInvalidArgument) when the request can never run in this engine: the message names the field, its value and the limit.
+/// Throws Error (kInvalidArgument) when the request can never run in this engine: the message names
+/// the field, its value and the limit.
 void CheckRequest(const GenerationRequest& request, const EngineCore& core);
 
 }  // namespace outrider
