@@ -90,6 +90,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const SmallEagle3 eagle3(model, test.version31);
   EntryCounts counts;
   int64_t preemptions = 0;
+  const bool fewer_of_latent = test.latent && !test.draft_ranges.empty();
   for (uint32_t seed = 0; seed < 3; ++seed) {
     TestEngineOptions options;
     options.checkpoint = model;
@@ -106,11 +107,11 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.max_num_seqs = 6;
     const int32_t resume = TestCacheConfig(options).TokensPerResume();
     options.max_model_len = 240 + (resume > 20 ? 2 * resume : 0);
-    // Little more than one request may need: some are preempted.
+    // Little more than one request may need: some are preempted. Modules lag behind where five run.
     const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + (blocks ? 5 : 3);
     options.num_blocks =
         static_cast<int32_t>(TestCacheConfig(options).MostPages(options.max_model_len, step_rows)) +
-        4;
+        (fewer_of_latent ? 24 : 4);
     if (test.synthetic) {
       options.acceptance.method = RejectionMethod::kSynthetic;
       options.acceptance.rates = RatesOfLength(2.2, test.k);
@@ -155,7 +156,11 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   EXPECT_GT(counts.accepted, 20);
   EXPECT_GT(counts.rejected, 100);
   EXPECT_GT(preemptions, 0);
-  EXPECT_EQ(counts.lagging > 50, test.latent && !test.draft_ranges.empty());
+  if (fewer_of_latent) {
+    EXPECT_GT(counts.lagging, 50);
+  } else {
+    EXPECT_LE(counts.lagging, 50);
+  }
   if (test.drafter == DrafterKind::kChain && test.k > 1) {
     EXPECT_GT(counts.provisional, 500);
   }

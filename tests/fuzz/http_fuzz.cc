@@ -73,7 +73,7 @@ class Application : public outrider::HttpApplication {
     if (request.path.starts_with("/pieces")) return std::make_shared<Pieces>();
     return outrider::MakeReadyProducer(Text(200, std::move(request.body)));
   }
-  HttpResponse RefusalOf(int status, const std::string& message) override {
+  HttpResponse RefusalOf(const HttpRequest&, int status, const std::string& message) override {
     return Text(status, message);
   }
   void OnDrain() override {}

@@ -16,7 +16,9 @@
 
 namespace {
 
+using outrider::openai::ParseGenerateRequest;
 using outrider::openai::RequestLimits;
+using outrider::openai::TokenForm;
 using outrider::openai::TokenRequest;
 
 void Check(const TokenRequest& request, const RequestLimits& limits) {
@@ -66,7 +68,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Try(outrider::openai::ParseCompletionRequest, body, limits);
   Try(outrider::openai::ParseChatRequest, body, limits);
   Try(outrider::openai::ParseResponseRequest, body, limits);
-  Try(outrider::openai::ParseGenerateRequest, body, limits);
+  Try([](std::string_view text,
+         const RequestLimits& of) { return outrider::openai::ParseMessageRequest(text, of); },
+      body, limits);
+  for (const TokenForm form : {TokenForm::kOutrider, TokenForm::kVllm, TokenForm::kSglang}) {
+    Try([form](std::string_view text,
+               const RequestLimits& of) { return ParseGenerateRequest(text, of, form); },
+        body, limits);
+  }
   // These are read to the end or refused; there is nothing else to hold.
   for (const auto& parse : std::vector<std::function<void()>>{
            [&] { outrider::openai::ParseTokenizeRequest(body); },

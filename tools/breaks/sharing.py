@@ -47,7 +47,7 @@ BREAKS = (
           " || entry->priority != long_one.priority", "",
           "schedule_test", "PromptSharesTest.PriorityComesBeforeLength"),
     Break("rows", "short prompts take the places of those before them", SCHEDULER,
-          "/*may_pass=*/pages >= 0", "/*may_pass=*/true",
+          "(LeavesRoom(entry) && Admit(entry, share))", "Admit(entry, share)",
           "schedule_test", "PromptSharesTest.NobodyPasses*"),
     Break("rows", "what is cached of a prompt counts as its length", SCHEDULER,
           "    entry->likely_hit = cache_.FindPrefix(entry->keys->blocks, MostShared(*entry));\n", "",
