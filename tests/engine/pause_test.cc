@@ -52,9 +52,9 @@ TEST_P(PauseTest, KeptRequestsGoOnWithTheSameTokens) {
   Submit(*engine, request, &first);
   for (int i = 0; i < 3; ++i) engine->Step();
   bool paused = false;
-  engine->Pause(PauseMode::kKeep, true, [&] { paused = true; });
+  engine->Pause(PauseMode::kKeep, true, [&] { paused = engine->Counters().paused; });
   RunUntilStill(*engine);
-  EXPECT_TRUE(paused);
+  EXPECT_TRUE(paused);  // whoever is told so sees it
   EXPECT_TRUE(engine->Counters().paused);
   EXPECT_LT(first.tokens.size(), 24U);
   const size_t so_far = first.tokens.size();

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 const fs::path kTarget = SourceDirectory() / "models/tiny-v3-mtp3";
 const fs::path kEagle = SourceDirectory() / "models/tiny-v3-eagle3";
 
-// A copy of a model in which every `stride`-th number has another sign.
+// A copy of a model in which every `stride`-th bfloat16 number has another sign.
 fs::path ChangedCopy(const fs::path& model, const fs::path& to, size_t stride) {
   fs::copy(model, to, fs::copy_options::recursive);
   for (const auto& entry : fs::directory_iterator(to)) {
@@ -36,9 +36,14 @@ fs::path ChangedCopy(const fs::path& model, const fs::path& to, size_t stride) {
     std::string bytes(std::istreambuf_iterator<char>(file), {});
     uint64_t header = 0;
     std::memcpy(&header, bytes.data(), sizeof(header));
-    // Of bfloat16 numbers the odd byte has the sign.
-    for (size_t i = 8 + header + 1; i < bytes.size(); i += 2 * stride) {
-      bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+    for (const auto& tensor : nlohmann::json::parse(bytes.substr(8, header))) {
+      if (tensor.value("dtype", "") != "BF16") continue;
+      const size_t end = 8 + header + tensor["data_offsets"][1].get<size_t>();
+      // The odd byte of a number has the sign.
+      for (size_t i = 8 + header + tensor["data_offsets"][0].get<size_t>() + 1; i < end;
+           i += 2 * stride) {
+        bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+      }
     }
     std::ofstream(entry.path(), std::ios::binary) << bytes;
   }
@@ -217,6 +222,7 @@ TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
 TEST_F(WeightUpdateTest, RanksGetTheirParts) {
   EngineOptions options = WholeOptions(kTarget);
   options.tensor_parallel_size = 2;
+  options.num_threads = 2;
   const LoadedEngine loaded = LoadWhole(options);
   Answer(*loaded.engine, UpdatedRequest());
   EXPECT_EQ(UpdateTo(*loaded.engine, changed_), "");

@@ -202,5 +202,74 @@ TEST(ResponseRequestTest, RefusesWhatItCannotDo) {
   }
 }
 
+// A tool that takes one text, as Codex's apply_patch: the model calls it with the argument "input".
+TEST(ResponseApiTest, CustomToolsTakeOneText) {
+  const std::string text =
+      "<tool_call>apply_patch\n<arg_key>input</arg_key>\n"
+      "<arg_value>*** Begin Patch\n+\"a\"</arg_value>\n</tool_call>";
+  json request = {{"input", text},
+                  {"tools", json::parse(R"([{"type":"custom","name":"apply_patch","description":"d",
+           "format":{"type":"grammar","syntax":"lark","definition":"start: x"}}])")},
+                  {"tool_choice",
+                   {{"type", "allowed_tools"},
+                    {"mode", "auto"},
+                    {"tools", {{{"type", "custom"}, {"name", "apply_patch"}}}}}},
+                  {"ignore_eos", true},
+                  {"max_output_tokens", text.size()}};
+  RunningServer running({.tokens_per_step = 7}, Options());
+  HttpClient client(running.port());
+  const json body = json::parse(client.Post("/v1/responses", request.dump()).body);
+  const json& call = body["output"][0];
+  EXPECT_EQ(call["type"], "custom_tool_call") << body;
+  EXPECT_EQ(call["name"], "apply_patch");
+  EXPECT_EQ(call["input"], "*** Begin Patch\n+\"a\"");
+  EXPECT_FALSE(call.contains("arguments"));
+  EXPECT_EQ(body["tools"], request["tools"]);
+
+  request["stream"] = true;
+  std::string input;
+  json done;
+  for (const std::string& text_of : EventsOf(client.Post("/v1/responses", request.dump()).body)) {
+    const json event = json::parse(text_of);
+    const std::string type = event["type"];
+    EXPECT_EQ(type.find("function_call"), std::string::npos);
+    if (type == "response.custom_tool_call_input.delta") input += event["delta"];
+    if (type == "response.custom_tool_call_input.done") {
+      EXPECT_EQ(event["input"].get<std::string>(), input);
+    }
+    if (type == "response.output_item.done") done = event["item"];
+  }
+  EXPECT_EQ(input, call["input"].get<std::string>());
+  EXPECT_EQ(done["type"], "custom_tool_call");
+  EXPECT_EQ(done["input"].get<std::string>(), input);
+}
+
+TEST(ResponseApiTest, HistoryOfCustomTools) {
+  const openai::TokenRequest request = Parse(R"({"input":[
+      {"type":"message","role":"user","content":"x"},
+      {"type":"custom_tool_call","id":"ctc_1","status":"completed","call_id":"c1","name":"p",
+       "input":"a \"b\""},
+      {"type":"custom_tool_call_output","call_id":"c1","output":"done"}],
+      "tools":[{"type":"custom","name":"p","description":"d",
+                "format":{"type":"grammar","syntax":"regex","definition":"x+"}},
+               {"type":"custom","name":"q","format":{"type":"text"}}],
+      "tool_choice":{"type":"custom","name":"q"}})");
+  const json messages = json::parse(request.chat.messages_json);
+  EXPECT_EQ(messages[1]["tool_calls"][0]["function"]["arguments"], R"({"input":"a \"b\""})");
+  EXPECT_EQ(messages[2], (json{{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "done"}}));
+  EXPECT_EQ(request.tools.named, "q");
+  const json tools = json::parse(request.chat.tools_json);
+  EXPECT_EQ(tools[0]["type"], "function");
+  EXPECT_EQ(tools[0]["function"]["description"],
+            "d\n\nThe input follows this grammar (regex):\nx+");
+  EXPECT_EQ(tools[0]["function"]["parameters"]["required"], json::array({"input"}));
+  EXPECT_EQ(tools[1]["function"]["description"], "");
+  EXPECT_THAT(ErrorOf(R"({"input":"a","tools":[{"type":"custom","name":"p",
+                          "format":{"type":"grammar","syntax":"bnf","definition":"x"}}]})"),
+              HasSubstr("tools[0].format.syntax: must be \"lark\" or \"regex\""));
+  EXPECT_THAT(ErrorOf(R"({"input":[{"type":"custom_tool_call","call_id":"c","name":"f"}]})"),
+              HasSubstr("input[0].input: is missing"));
+}
+
 }  // namespace
 }  // namespace outrider

@@ -177,6 +177,43 @@ TEST(TokenApiTest, ScoresPromptsAsLmEvalDoes) {
   }
 }
 
+// The first N token ids are the prompt, the others an answer that is scored.
+TEST(TokenApiTest, TakesWhatWasGenerated) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const std::vector<int32_t> rest = {99, 46, 100};
+  const auto usage_of = [&](const char* path, const json& body) {
+    const ClientResponse response = client.Post(path, body.dump());
+    EXPECT_EQ(response.status, 200) << response.body;
+    EXPECT_EQ(running.engine.last_grammar().forced_tokens, rest) << path;
+    EXPECT_TRUE(running.engine.last_sampling().ignore_eos);
+    EXPECT_EQ(running.engine.last_sampling().max_tokens, 3);
+    return json::parse(response.body);
+  };
+  const json ids = {97, 98, 99, 46, 100};
+  const json body = usage_of(
+      "/v1/completions", {{"prompt", ids}, {"generated_from", 2}, {"logprobs", 0}, {"stop", "x"}});
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 2);
+  usage_of("/generate", {{"token_ids", ids}, {"generated_from", 2}});
+  usage_of("/inference/v1/generate", {{"token_ids", ids}, {"generated_from", 2}});
+  usage_of("/generate", {{"input_ids", ids}, {"generated_from", 2}, {"return_logprob", true}});
+  usage_of("/v1/completions", {{"prompt", ids}, {"generated_from", 2}, {"max_tokens", 3}});
+
+  const auto error_of = [&](const char* more) {
+    return client.Post("/v1/completions", std::string(R"({"prompt":[97,98,99],)") + more + "}")
+        .body;
+  };
+  EXPECT_THAT(error_of(R"("generated_from":3)"), HasSubstr("none was generated"));
+  EXPECT_THAT(error_of(R"("generated_from":0)"), HasSubstr("generated_from"));
+  EXPECT_THAT(error_of(R"("generated_from":1,"n":2)"), HasSubstr("n: must be 1"));
+  EXPECT_THAT(error_of(R"("generated_from":1,"max_tokens":9)"), HasSubstr("gives 2 tokens"));
+  EXPECT_THAT(error_of(R"("generated_from":1,"echo":true)"), HasSubstr("echo: cannot be given"));
+  EXPECT_THAT(error_of(R"("generated_from":1,"guided_choice":["a"])"),
+              HasSubstr("cannot be given with generated_from"));
+  EXPECT_THAT(client.Post("/v1/completions", R"({"prompt":"abc","generated_from":1})").body,
+              HasSubstr("needs one prompt of token ids"));
+}
+
 TEST(TokenApiTest, DescribesEveryRoute) {
   RunningServer running;
   // A refusal by the head alone ends the connection: each request has one of its own.
@@ -197,7 +234,7 @@ TEST(TokenApiTest, DescribesEveryRoute) {
     EXPECT_EQ(response.status, post ? 400 : 200) << path << response.body;
     EXPECT_EQ(post ? get(real).status : post_to(real, "{}").status, 405) << path;
   }
-  EXPECT_EQ(num_routes, 26);
+  EXPECT_EQ(num_routes, 27);
   // Every field that is described is known.
   const std::vector<std::pair<std::string, std::string>> bodies = {
       {"/v1/completions", "CompletionRequest"},

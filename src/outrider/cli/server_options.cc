@@ -65,6 +65,7 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.log_requests = serve.log_requests;
   options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
   options.admin_key = serve.admin_key;
+  options.allowed_weight_dirs = serve.allowed_weight_dirs;
   options.served_model_names = serve.served_model_names;
   options.model_root = settings.engine.model;
   options.api_keys = ApiKeysOf(serve);

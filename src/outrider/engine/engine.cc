@@ -99,25 +99,41 @@ void Engine::Command(std::function<void(EngineCore&)> command) {
   mailbox_->changed.notify_one();
 }
 
+std::function<void()> Engine::AfterStep(std::function<void()> done) {
+  return [this, done = std::move(done)] { done_.push_back(done); };
+}
+
+ControlDone Engine::AfterStep(ControlDone done) {
+  return [this, done = std::move(done)](const Error* error) {
+    done_.push_back([done, error = error == nullptr ? std::optional<Error>() : *error] {
+      done(error ? &*error : nullptr);
+    });
+  };
+}
+
+void Engine::TellWhatIsDone() {
+  for (const auto& done : std::exchange(done_, {})) done();
+}
+
 void Engine::Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) {
-  Command([mode, forget_prefixes, done = std::move(done)](EngineCore& core) {
+  Command([mode, forget_prefixes, done = AfterStep(std::move(done))](EngineCore& core) {
     core.Pause(mode, forget_prefixes, done);
   });
 }
 
 void Engine::Resume(std::function<void()> done) {
-  Command([done = std::move(done)](EngineCore& core) { core.Resume(done); });
+  Command([done = AfterStep(std::move(done))](EngineCore& core) { core.Resume(done); });
 }
 
 void Engine::ForgetPrefixes(std::function<void()> done) {
-  Command([done = std::move(done)](EngineCore& core) {
+  Command([done = AfterStep(std::move(done))](EngineCore& core) {
     core.ForgetPrefixes();
     done();
   });
 }
 
 void Engine::Control(std::function<void(EngineCore&)> change, ControlDone done) {
-  Command([change = std::move(change), done = std::move(done)](EngineCore& core) {
+  Command([change = std::move(change), done = AfterStep(std::move(done))](EngineCore& core) {
     try {
       change(core);
     } catch (const Error& error) {
@@ -133,7 +149,7 @@ void Engine::UpdateWeights(WeightUpdate update, ControlDone done) {
 }
 
 void Engine::Sleep(EngineMemory memory, PauseMode mode, ControlDone done) {
-  Command([memory, mode, done = std::move(done)](EngineCore& core) {
+  Command([memory, mode, done = AfterStep(std::move(done))](EngineCore& core) {
     try {
       core.Sleep(memory, mode, done);
     } catch (const Error& error) {
@@ -171,9 +187,12 @@ bool Engine::Step() {
     Fail(error.what());
     throw;
   }
-  const std::lock_guard lock(mailbox_->mutex);
-  core_->ReadCounters(mailbox_->counters);
-  mailbox_->num_arriving = 0;
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    core_->ReadCounters(mailbox_->counters);
+    mailbox_->num_arriving = 0;
+  }
+  TellWhatIsDone();
   return ran || !messages.empty();
 }
 
@@ -192,9 +211,12 @@ void Engine::Fail(const std::string& reason) {
     }
   }
   core_->Fail(reason);
-  const std::lock_guard lock(mailbox_->mutex);
-  core_->ReadCounters(mailbox_->counters);
-  mailbox_->num_arriving = 0;
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    core_->ReadCounters(mailbox_->counters);
+    mailbox_->num_arriving = 0;
+  }
+  TellWhatIsDone();
 }
 
 void Engine::WaitForWork(double seconds) {

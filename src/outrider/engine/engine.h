@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "outrider/engine/generation.h"
 #include "outrider/engine/generation_service.h"
@@ -65,7 +66,13 @@ class Engine : public GenerationService {
   /// The same with a word on how it went.
   void Control(std::function<void(EngineCore&)> change, ControlDone done);
 
+  // What the engine calls when something is done is put off until Counters tells of it.
+  std::function<void()> AfterStep(std::function<void()> done);
+  ControlDone AfterStep(ControlDone done);
+  void TellWhatIsDone();
+
   std::unique_ptr<EngineCore> core_;
+  std::vector<std::function<void()>> done_;  // to be told; the stepping thread's
   std::unique_ptr<Mailbox> mailbox_;
 };
 

@@ -54,15 +54,8 @@ StartedRequest Generator::Score(openai::TokenRequest request, std::vector<int32_
   if (answer.empty()) throw InvalidArgument("answer: is empty; at least one token is needed");
   request.max_tokens = static_cast<int32_t>(answer.size());
   request.grammar.reset();
-  PreparedRequest prepared = Prepare(std::move(request));
-  OUTRIDER_CHECK(prepared.requests.size() == 1);
-  GenerationRequest& one = prepared.requests.front();
-  one.grammar = {};
-  one.grammar.forced_tokens = std::move(answer);
-  one.sampling.ignore_eos = true;
-  one.sampling.stop.clear();
-  one.sampling.stop_token_ids.clear();
-  return Submit(std::move(prepared), sink);
+  request.given_answer = std::move(answer);
+  return Stream(std::move(request), sink);
 }
 
 std::vector<OutputDelta> Generator::Generate(openai::TokenRequest request) {

@@ -113,6 +113,16 @@ void RefuseTooManyLogprobs(const TokenRequest& request, const openai::AnswerInfo
                   field, tokens, request.n, each, tokens * request.n * each, kMaxPromptLogprobs));
 }
 
+// Nothing ends it before its last token.
+void GiveAnswer(const std::vector<int32_t>& answer, GenerationRequest* request) {
+  request->grammar = {};
+  request->grammar.forced_tokens = answer;
+  request->sampling.ignore_eos = true;
+  request->sampling.stop.clear();
+  request->sampling.stop_token_ids.clear();
+  request->stop_scope = {};
+}
+
 }  // namespace
 
 void RefuseWithoutGrammars(const TokenRequest& request, const GrammarCompiler* grammars) {
@@ -336,6 +346,7 @@ PreparedRequest RequestPreparer::Prepare(
       one.num_speculative_tokens = request.num_speculative_tokens;
       one.trace_steps = request.answer.speculation_metrics == openai::SpeculationMetrics::kDetailed;
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
+      if (!request.given_answer.empty()) GiveAnswer(request.given_answer, &one);
     }
   }
   prepared.info = std::move(info);

@@ -94,7 +94,7 @@ std::string ChatWriter::ChoiceTail(size_t index, const OutputDelta& delta) const
                   logprobs ? ChatLogprobsJson(delta.logprobs, encoder()) : std::string("null"),
                   reason, StopReasonJson(delta));
   if (options().return_token_ids) out += R"(,"token_ids":)" + IdsJson(delta.token_ids);
-  return out + StepsMember(delta) + '}';
+  return out + LastChoiceMembers(delta) + '}';
 }
 
 // The delta without what is not to be shown; `own` has it if it differs.

@@ -46,9 +46,24 @@ bool ChoicesWriter::TellsTokens(const OutputDelta& delta) const {
          (info_.options.return_token_ids && !delta.token_ids.empty());
 }
 
-std::string ChoicesWriter::StepsMember(const OutputDelta& delta) const {
-  if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) return "";
-  return R"(,"speculative_steps":)" + StepsJson(delta, encoder_);
+std::string ChoicesWriter::LastChoiceMembers(const OutputDelta& delta) const {
+  if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) {
+    return WeightMembers(delta);
+  }
+  return R"(,"speculative_steps":)" + StepsJson(delta, encoder_) + WeightMembers(delta);
+}
+
+std::string WeightMembers(const OutputDelta& delta) {
+  const std::vector<WeightSpan>& spans = delta.stats.weight_spans;
+  if (!delta.finish_reason || spans.empty() || spans.back().version.empty()) return "";
+  std::string out = R"(,"weight_version":)" + JsonString(spans.back().version);
+  if (spans.size() == 1) return out;
+  std::vector<std::string> items;
+  for (const WeightSpan& span : spans) {
+    items.push_back(
+        fmt::format(R"({{"version":{},"tokens":{}}})", JsonString(span.version), span.tokens));
+  }
+  return out + fmt::format(R"(,"weight_versions":[{}])", fmt::join(items, ","));
 }
 
 std::string ChoicesWriter::LastMembers() const {

@@ -69,8 +69,9 @@ class ChoicesWriter : public AnswerWriter {
 
   /// Whether a delta without text has something else to tell.
   bool TellsTokens(const OutputDelta& delta) const;
-  /// The member of a choice that tells its steps, when asked for.
-  std::string StepsMember(const OutputDelta& delta) const;
+  /// Last members of a choice, each with a comma before it: its steps, when asked for, and, with
+  /// its end, the version of the weights, where they have one.
+  std::string LastChoiceMembers(const OutputDelta& delta) const;
 
   /// Appends a chunk. `extra`: further members of the object, each with a comma before it.
   void WriteChunk(const std::string& choices, const std::string& extra, std::string* out) const;
@@ -97,6 +98,10 @@ class ChoicesWriter : public AnswerWriter {
   AnswerTotals totals_;
   std::vector<ScoredPrompt> scored_;  // by prompt
 };
+
+/// Members that tell which weights drew the tokens, each with a comma before it: of a delta that
+/// ends a choice, where the weights have a name.
+std::string WeightMembers(const OutputDelta& delta);
 
 // Members of a choice.
 std::string StopReasonJson(const OutputDelta& delta);

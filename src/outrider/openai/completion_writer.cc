@@ -79,7 +79,7 @@ std::string CompletionWriter::ChoiceJson(size_t index, const OutputDelta& delta)
     out += R"(,"token_ids":)" + IdsJson(delta.token_ids);
   }
   if (options().prompt_logprobs) out += R"(,"prompt_logprobs":)" + PromptLogprobsText(index);
-  return out + StepsMember(delta) + '}';
+  return out + LastChoiceMembers(delta) + '}';
 }
 
 void CompletionWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string* out) {

@@ -68,6 +68,7 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   request.add_special_tokens = fields.Bool("add_special_tokens").value_or(true);
   ParseTokenLogprobs(fields, limits, &request);
   ParseShared(fields, fields, body, limits, &request);
+  ParseGeneratedFrom(fields, &request);
   fields.RefuseUnknown();
   if (request.answer.echo && !request.sampling.prompt_logprobs) {
     request.sampling.prompt_logprobs = request.answer.logprobs;

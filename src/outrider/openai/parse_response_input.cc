@@ -54,14 +54,19 @@ class Conversation {
     if (type == "message") {
       AddMessage(item);
     } else if (type == "function_call") {
-      AddCall(item);
-    } else if (type == "function_call_output") {
+      AddCall(item, item.String("arguments").value_or(""));
+    } else if (type == "custom_tool_call") {
+      const std::optional<std::string> input = item.String("input");
+      if (!input) item.Refuse("input", "is missing; it must be a string");
+      AddCall(item, json{{"input", *input}}.dump());
+    } else if (type == "function_call_output" || type == "custom_tool_call_output") {
       AddResult(item);
     } else if (type == "reasoning") {
       AddReasoning(item);
     } else {
       item.Refuse("type", fmt::format("{} is not supported; use \"message\", \"function_call\", "
-                                      "\"function_call_output\" or \"reasoning\"",
+                                      "\"function_call_output\", \"custom_tool_call\", "
+                                      "\"custom_tool_call_output\" or \"reasoning\"",
                                       Shorten(json(type))));
     }
     item.RefuseUnknown();
@@ -89,12 +94,11 @@ class Conversation {
     }
   }
 
-  void AddCall(FieldReader& item) {
+  void AddCall(FieldReader& item, const std::string& arguments) {
     const std::optional<std::string> id = item.String("call_id");
     if (!id) item.Refuse("call_id", "is missing; it must be a string");
     const std::optional<std::string> name = item.String("name");
     if (!name) item.Refuse("name", "is missing; it must be a string");
-    const std::string arguments = item.String("arguments").value_or("");
     Assistant(/*with_text=*/false)["tool_calls"].push_back(
         {{"id", *id},
          {"type", "function"},

@@ -132,6 +132,7 @@ TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& li
   const std::optional<std::string> effort = ParseReasoning(fields);
   ParseTemplateArguments(fields, "reasoning", effort, &request.chat);
   ParseFlatTools(fields, body, &request);
+  request.answer.custom_tools = request.tools.custom;
   ParseTextFormat(fields, body, &request);
   request.max_tokens = ParseTokenCount(fields, "max_output_tokens", 1);
   ParseInclude(fields);

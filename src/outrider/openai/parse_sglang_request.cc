@@ -111,7 +111,7 @@ TokenRequest ParseSglangRequest(const json& value, std::string_view body,
   const json* given = fields.Find("sampling_params");
   const json sampling_value = given == nullptr ? json::object() : *given;
   FieldReader sampling(sampling_value, "sampling_params", fields);
-  request.max_tokens = ParseTokenCount(sampling, "max_new_tokens", 1).value_or(kDefaultNewTokens);
+  request.max_tokens = ParseTokenCount(sampling, "max_new_tokens", 1);
   ParseShared(fields, sampling, RawJson(body, {"sampling_params"}), limits, &request);
   if (auto seed = ParseSeed(sampling, "sampling_seed")) request.sampling.seed = seed;
   if (const auto least = sampling.Integer("min_new_tokens", 0, kMaxInt32)) {
@@ -130,6 +130,8 @@ TokenRequest ParseSglangRequest(const json& value, std::string_view body,
   fields.Bool("log_metrics");
   ParseSglangLogprobs(fields, limits, &request);
   RefuseUnsupportedInSglang(fields, sampling);
+  ParseGeneratedFrom(fields, &request);
+  if (!request.max_tokens) request.max_tokens = kDefaultNewTokens;
   sampling.RefuseUnknown();
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;

@@ -113,6 +113,37 @@ bool IsUsableRequestId(std::string_view id) {
   });
 }
 
+void ParseGeneratedFrom(FieldReader& body, TokenRequest* request) {
+  constexpr const char* kName = "generated_from";
+  const auto from = body.Integer(kName, 1, kMaxInt32);
+  if (!from) return;
+  auto* const ids = request->prompts.size() == 1
+                        ? std::get_if<std::vector<int32_t>>(&request->prompts.front())
+                        : nullptr;
+  if (ids == nullptr) body.Refuse(kName, "needs one prompt of token ids");
+  const auto size = static_cast<int64_t>(ids->size());
+  if (*from >= size) {
+    body.Refuse(kName, fmt::format("is {}, but the prompt has {} token ids: none was generated",
+                                   *from, size));
+  }
+  if (request->n != 1) body.Refuse("n", "must be 1 with generated_from");
+  if (request->grammar) {
+    body.Refuse(request->grammar_field, "cannot be given with generated_from");
+  }
+  if (request->answer.echo) body.Refuse("echo", "cannot be given with generated_from");
+  if (request->truncate_prompt_tokens != 0) {
+    body.Refuse("truncate_prompt_tokens", "cannot be given with generated_from");
+  }
+  const auto given = static_cast<int32_t>(size - *from);
+  if (request->max_tokens && *request->max_tokens != given) {
+    body.Refuse("max_tokens", fmt::format("is {}, but generated_from gives {} tokens: leave it out",
+                                          *request->max_tokens, given));
+  }
+  request->max_tokens = given;
+  request->given_answer.assign(ids->begin() + *from, ids->end());
+  ids->resize(static_cast<size_t>(*from));
+}
+
 std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min) {
   const std::optional<int64_t> value = fields.Integer(name, min, kMaxInt32);
   return value ? std::optional<int32_t>(static_cast<int32_t>(*value)) : std::nullopt;

@@ -23,6 +23,10 @@ bool IsUsableRequestId(std::string_view id);
 /// A number of tokens.
 std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min);
 
+/// `generated_from`: so many of the only prompt's token ids are its prompt, and the others an
+/// answer that was generated, which is to be scored. After max_tokens and what is shared.
+void ParseGeneratedFrom(FieldReader& body, TokenRequest* request);
+
 /// `logprobs` as a number of alternatives beside each token.
 void ParseTokenLogprobs(FieldReader& fields, const RequestLimits& limits, TokenRequest* request);
 

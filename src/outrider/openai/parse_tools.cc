@@ -51,13 +51,13 @@ void ParseFunction(FieldReader& function, const char* schema, ToolUse* tools) {
   tools->functions.push_back(std::move(name));
 }
 
-void CheckType(FieldReader& tool) {
+// `flat`: of the Responses API, which has custom tools too.
+void CheckType(FieldReader& tool, bool flat = false) {
   const std::optional<std::string> type = tool.String("type");
   if (!type) tool.Refuse("type", "is missing; use \"function\"");
-  if (*type != "function") {
-    tool.Refuse("type",
-                fmt::format("{} is not supported; only \"function\" is", Shorten(json(*type))));
-  }
+  if (*type == "function" || (flat && *type == "custom")) return;
+  tool.Refuse("type", fmt::format("{} is not supported; only \"function\"{} is",
+                                  Shorten(json(*type)), flat ? " or \"custom\"" : ""));
 }
 
 // Chat completions: {"type", "function": {"name", ...}}.
@@ -83,12 +83,57 @@ std::string NestedTool(const json& value, std::string_view raw, const char* sche
   return fmt::format(R"({{"type":"function","function":{{{}}}}})", members);
 }
 
+// The description of a custom tool for the model: what it is, and what its input must follow.
+std::string CustomDescription(FieldReader& tool) {
+  std::string text = tool.String("description").value_or("");
+  const json* value = tool.Object("format");
+  if (value == nullptr) return text;
+  FieldReader format(*value, tool.PathOf("format"), tool);
+  const std::string type = format.String("type").value_or("text");
+  if (type == "grammar") {
+    const std::string syntax = format.String("syntax").value_or("");
+    if (syntax != "lark" && syntax != "regex") {
+      format.Refuse("syntax", R"(must be "lark" or "regex")");
+    }
+    const std::optional<std::string> definition = format.String("definition");
+    if (!definition) format.Refuse("definition", "is missing; it must be a string");
+    text += fmt::format("{}The input follows this grammar ({}):\n{}", text.empty() ? "" : "\n\n",
+                        syntax, *definition);
+  } else if (type != "text") {
+    format.Refuse("type", R"(must be "text" or "grammar")");
+  }
+  format.RefuseUnknown();
+  return text;
+}
+
+// Responses: {"type": "custom", "name", "description", "format"}: a tool that takes one text.
+// Models know tools with named arguments, so it becomes one with the argument "input".
+std::string ParseCustomTool(FieldReader& tool, ToolUse* tools) {
+  std::string name = ParseName(tool);
+  if (std::find(tools->functions.begin(), tools->functions.end(), name) != tools->functions.end()) {
+    tool.Refuse("name", fmt::format("{} is the name of another tool too", Shorten(json(name))));
+  }
+  const nlohmann::ordered_json parameters = {{"type", "object"},
+                                             {"properties", {{"input", {{"type", "string"}}}}},
+                                             {"required", {"input"}}};
+  const nlohmann::ordered_json nested = {
+      {"type", "function"},
+      {"function",
+       {{"name", name}, {"description", CustomDescription(tool)}, {"parameters", parameters}}}};
+  tool.RefuseUnknown();
+  tools->types.emplace(name, ParameterTypesOf(json::parse(parameters.dump())));
+  tools->custom.insert(name);
+  tools->functions.push_back(std::move(name));
+  return nested.dump();
+}
+
 // Responses: {"type", "name", ...}. Returns the nested form, which chat templates take; `raw` is
 // the tool's text.
 std::string ParseFlatTool(FieldReader& body, const json& value, std::string_view raw,
                           ToolUse* tools) {
   FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()), body);
-  CheckType(tool);
+  if (tool.String("type") == "custom") return ParseCustomTool(tool, tools);
+  CheckType(tool, /*flat=*/true);
   ParseFunction(tool, "parameters", tools);
   tool.RefuseUnknown();
   return NestedTool(value, raw, "parameters");
@@ -166,7 +211,7 @@ void ParseAllowedTools(FieldReader& allowed, const std::string& path, bool flat,
   for (size_t i = 0; i < list->size(); ++i) {
     const std::string place = fmt::format("{}.tools[{}]", path, i);
     FieldReader tool((*list)[i], place, allowed);
-    CheckType(tool);
+    CheckType(tool, flat);
     names.insert(ParseChosenName(tool, place, flat, *tools));
     tool.RefuseUnknown();
   }
@@ -178,7 +223,7 @@ void ParseAllowedTools(FieldReader& allowed, const std::string& path, bool flat,
 bool ParseChoiceObject(FieldReader& choice, bool flat, ToolUse* tools) {
   const std::string type = choice.String("type").value_or("");
   const json* const inner = flat ? nullptr : choice.Find(type);
-  if (type == "function" && (flat || inner != nullptr)) {
+  if ((type == "function" && (flat || inner != nullptr)) || (type == "custom" && flat)) {
     tools->named = ParseChosenName(choice, "tool_choice", flat, *tools);
     tools->choice = ToolChoice::kNamed;
   } else if (type == "allowed_tools" && flat) {

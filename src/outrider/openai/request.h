@@ -47,6 +47,9 @@ struct RequestLimits {
 /// Whose shape an answer of token ids has: this server's, vLLM's or SGLang's.
 enum class TokenForm : uint8_t { kOutrider, kVllm, kSglang };
 
+/// Names of tools whose argument is one text (responses).
+using CustomTools = std::set<std::string, std::less<>>;
+
 /// What the answer is to hold.
 struct AnswerOptions {
   bool chat = false;
@@ -62,6 +65,7 @@ struct AnswerOptions {
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
   std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
   TokenForm token_form = TokenForm::kOutrider;
+  CustomTools custom_tools = {};  // whose argument "input" is told as their whole input
   // SGLang's.
   bool is_batch = false;                                // prompts came as a list: so do answers
   bool text_in_logprobs = false;                        // tokens with their text
@@ -79,7 +83,7 @@ struct ToolUse {
   bool parallel = true;  // the answer may have several calls
   /// Those that may be called; unset: all.
   std::optional<std::set<std::string, std::less<>>> allowed;
-  std::set<std::string, std::less<>> custom;  // responses: those whose argument is one text
+  CustomTools custom;
   std::set<std::string, std::less<>> strict;  // those whose arguments must follow their schema
   FunctionTypes types;                        // of the functions' parameters
 };
@@ -111,6 +115,8 @@ struct TokenRequest {
   std::string cache_salt;              // "": none
   std::optional<int32_t> num_speculative_tokens = std::nullopt;  // unset: the engine's k
   AnswerOptions answer;
+  /// Not empty: the answer is given, and its tokens are scored as if the model had written them.
+  std::vector<int32_t> given_answer = {};
 };
 
 /// Parse a body of /v1/completions, /v1/chat/completions, /v1/responses and /generate. Every field

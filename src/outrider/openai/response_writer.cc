@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "outrider/base/json_text.h"
@@ -46,6 +47,15 @@ std::string_view IdPrefix(Kind kind) {
   }
 }
 
+// What a custom tool gets of the arguments that the model wrote: the text "input", or, where there
+// is none, all that it wrote.
+std::string CustomInput(const std::string& arguments) {
+  const auto parsed = nlohmann::json::parse(arguments, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object() || !parsed.contains("input")) return arguments;
+  const nlohmann::json& input = parsed["input"];
+  return input.is_string() ? input.get<std::string>() : input.dump();
+}
+
 }  // namespace
 
 ResponseWriter::ResponseWriter(AnswerInfo info, OutputTask task, std::string members,
@@ -77,6 +87,12 @@ std::string ResponseWriter::ItemJson(const Item& item, std::string_view status, 
           R"({{"id":"{}","type":"message","role":"assistant","content":{},"status":"{}"}})",
           item.id, parts, status);
     default:
+      if (IsCustom(item)) {
+        return fmt::format(R"({{"id":"{}","type":"custom_tool_call","call_id":{},"name":{},)"
+                           R"("input":{},"status":"{}"}})",
+                           item.id, JsonString(item.call_id), JsonString(item.function),
+                           JsonString(empty ? "" : CustomInput(item.text)), status);
+      }
       return fmt::format(
           R"({{"id":"{}","type":"function_call","call_id":{},"name":{},"arguments":{},)"
           R"("status":"{}"}})",
@@ -146,6 +162,7 @@ void ResponseWriter::Add(const std::string& text, std::string* out) {
   Item& item = *open_;
   item.text += text;
   const bool is_call = item.kind == Kind::kToolCall;
+  if (IsCustom(item)) return;  // its input is known at its end
   WriteEvent(fmt::format("{}.delta", EventStem(item.kind)),
              fmt::format(R"({},"delta":{}{})", Place(!is_call), JsonString(text),
                          item.kind == Kind::kContent ? R"(,"logprobs":[])" : ""),
@@ -157,7 +174,11 @@ void ResponseWriter::End(std::string_view status, std::string* out) {
   const Item& item = *open_;
   const std::string done = fmt::format("{}.done", EventStem(item.kind));
   const std::string text = JsonString(item.text);
-  if (item.kind == Kind::kToolCall) {
+  if (IsCustom(item)) {
+    const std::string input = JsonString(CustomInput(item.text));
+    WriteEvent("response.custom_tool_call_input.delta", Place(false) + R"(,"delta":)" + input, out);
+    WriteEvent("response.custom_tool_call_input.done", Place(false) + R"(,"input":)" + input, out);
+  } else if (item.kind == Kind::kToolCall) {
     WriteEvent(done,
                fmt::format(R"({},"name":{},"arguments":{})", Place(false),
                            JsonString(item.function), text),

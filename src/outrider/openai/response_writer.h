@@ -52,6 +52,10 @@ class ResponseWriter : public AnswerWriter {
   std::string ResponseJson(std::optional<FinishReason> reason) const;
   void WriteEvent(std::string_view type, const std::string& members, std::string* out);
   std::string Place(bool part) const;
+  bool IsCustom(const Item& item) const {
+    return item.kind == OutputPiece::Kind::kToolCall &&
+           info_.options.custom_tools.contains(item.function);
+  }
 
   const AnswerInfo info_;
   const OutputTask task_;

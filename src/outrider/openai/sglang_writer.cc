@@ -26,6 +26,12 @@ std::string FinishJson(const OutputDelta& delta) {
   return "null";
 }
 
+// Weights that nobody named have SGLang's name for them.
+std::string VersionMembers(const OutputDelta& delta) {
+  const std::string named = WeightMembers(delta);
+  return named.empty() && delta.finish_reason ? R"(,"weight_version":"default")" : named;
+}
+
 }  // namespace
 
 SglangWriter::SglangWriter(AnswerInfo info, const PromptEncoder& encoder)
@@ -94,11 +100,11 @@ std::string SglangWriter::AnswerJson(size_t choice, const OutputDelta& so_far,
   const bool several = so_far_.size() > 1;
   return fmt::format(
       R"({{"text":{},"output_ids":{},"meta_info":{{"id":{},"finish_reason":{},"prompt_tokens":{},)"
-      R"("completion_tokens":{},"cached_tokens":{},"e2e_latency":{:.6g}{}}}{}}})",
+      R"("completion_tokens":{},"cached_tokens":{},"e2e_latency":{:.6g}{}{}}}{}}})",
       JsonString(so_far.text), IdsJson(so_far.token_ids), JsonString(info_.id), FinishJson(so_far),
       info_.prompts[choice / static_cast<size_t>(info_.n)].size(), so_far.token_ids.size(),
       so_far.stats.cached_tokens, so_far.stats.total_seconds,
-      LogprobMembers(choice, so_far, prompt),
+      LogprobMembers(choice, so_far, prompt), VersionMembers(so_far),
       several ? fmt::format(R"(,"index":{})", choice) : std::string());
 }
 

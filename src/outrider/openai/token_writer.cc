@@ -26,7 +26,7 @@ std::string TokenWriter::WholeChoice(size_t index, const OutputDelta& whole) {
       IdsJson(whole.token_ids), logprobs, reason, StopReasonJson(whole));
   if (options().prompt_logprobs && !is_vllms)
     out += R"(,"prompt_logprobs":)" + PromptLogprobsText(index);
-  return out + StepsMember(whole) + '}';
+  return out + LastChoiceMembers(whole) + '}';
 }
 
 // vLLM tells of the prompt beside the choices.

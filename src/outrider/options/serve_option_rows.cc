@@ -103,10 +103,17 @@ std::vector<OptionRow> ServeOptionRows() {
        "machine",
        serve, [](Settings& s, const OptionValue& v) { s.serve.api_key_file = NonEmptyText(v); }},
       {"enable-admin-api", one, "Server", "KEY", "off",
-       "Routes that pause, resume and forget cached prefixes, for those who bring this key, which "
-       "opens no other route",
+       "Routes that pause, resume, forget cached prefixes, update weights and give memory back, "
+       "for "
+       "those who bring this key, which opens no other route",
        serve, [](Settings& s, const OptionValue& v) { s.serve.admin_key = NonEmptyText(v); },
        /*secret=*/true},
+      {"allowed-weight-dirs", many, "Server", "DIR", "none",
+       "Folders below which /update_weights may read weights", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.allowed_weight_dirs = NonEmptyTexts(v); }},
+      {"weight-version", one, "Server", "NAME", "none",
+       "A name for the weights that the server starts with, told in answers", serve,
+       [](Settings& s, const OptionValue& v) { s.engine.weight_version = NonEmptyText(v); }},
       {"kv-events-config", one, "Server", "JSON", "none",
        "Publish what becomes of cached blocks over ZeroMQ, as vLLM does, like "
        "'{\"endpoint\": \"tcp://*:5557\", \"topic\": \"kv@POD@MODEL\"}'",

@@ -39,19 +39,20 @@ std::string CommandName(Command command);
 /// `outrider serve`.
 struct ServeSettings {
   std::string host = "127.0.0.1";
-  uint16_t port = 8000;                         // 0: any free port
-  std::string uds;                              // a Unix socket's path instead of host and port
-  std::vector<std::string> api_keys;            // none: none is needed
-  std::string api_key_file;                     // with more of them, one a line
-  std::optional<int32_t> max_num_reqs_per_key;  // at a time; unset: no limit
-  bool share_prefix_cache = false;              // between keys
-  std::string admin_key;                        // empty: routes that pause and the like are off
-  std::string kv_events_config;                 // JSON; empty: no events
-  std::vector<std::string> allowed_hosts;       // that requests may be addressed to
-  CorsOptions cors;                             // of web pages of other origins
-  std::string ssl_certfile;                     // empty: plain HTTP
-  std::string ssl_keyfile;                      // empty: in ssl_certfile
-  std::string ssl_ca_certs;                     // empty: clients need no certificate
+  uint16_t port = 8000;                          // 0: any free port
+  std::string uds;                               // a Unix socket's path instead of host and port
+  std::vector<std::string> api_keys;             // none: none is needed
+  std::string api_key_file;                      // with more of them, one a line
+  std::optional<int32_t> max_num_reqs_per_key;   // at a time; unset: no limit
+  bool share_prefix_cache = false;               // between keys
+  std::string admin_key;                         // empty: routes that pause and the like are off
+  std::vector<std::string> allowed_weight_dirs;  // below which other weights may be read
+  std::string kv_events_config;                  // JSON; empty: no events
+  std::vector<std::string> allowed_hosts;        // that requests may be addressed to
+  CorsOptions cors;                              // of web pages of other origins
+  std::string ssl_certfile;                      // empty: plain HTTP
+  std::string ssl_keyfile;                       // empty: in ssl_certfile
+  std::string ssl_ca_certs;                      // empty: clients need no certificate
   bool log_requests = false;
   bool ignore_unknown_fields = false;
   std::string otlp_traces_endpoint;             // empty: no traces

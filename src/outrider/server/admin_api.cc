@@ -3,81 +3,16 @@
 #include <fmt/format.h>
 
 #include <functional>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <utility>
 
+#include "outrider/base/json_text.h"
 #include "outrider/openai/api_error.h"
-#include "outrider/openai/field_reader.h"
-#include "outrider/openai/request_json.h"
+#include "outrider/server/admin_requests.h"
 #include "outrider/server/deferred_response.h"
 
 namespace outrider {
 namespace {
-
-using openai::FieldReader;
-
-struct PauseRequest {
-  PauseMode mode = PauseMode::kAbort;
-  bool forget_prefixes = true;
-};
-
-[[noreturn]] void Refuse(const std::string& name, const std::string& what) {
-  throw openai::RequestError(ErrorCode::kInvalidArgument, name, fmt::format("{}: {}", name, what));
-}
-
-bool BoolOf(const std::string& name, std::string_view value) {
-  if (value == "true" || value == "1") return true;
-  if (value == "false" || value == "0") return false;
-  Refuse(name, fmt::format("must be true or false, not \"{}\"", value.substr(0, 48)));
-}
-
-// vLLM's: mode=abort|wait|keep, clear_cache, and the older wait_for_inflight_requests.
-PauseRequest ParsePauseQuery(std::string_view query) {
-  PauseRequest request;
-  while (!query.empty()) {
-    const std::string_view part = query.substr(0, query.find('&'));
-    query.remove_prefix(std::min(query.size(), part.size() + 1));
-    const size_t equals = std::min(part.find('='), part.size());
-    const std::string name(part.substr(0, equals));
-    const std::string_view value = part.substr(std::min(part.size(), equals + 1));
-    if (name == "mode") {
-      if (value == "abort") {
-        request.mode = PauseMode::kAbort;
-      } else if (value == "wait") {
-        request.mode = PauseMode::kWait;
-      } else if (value == "keep") {
-        request.mode = PauseMode::kKeep;
-      } else {
-        Refuse("mode", fmt::format("must be abort, wait or keep, not \"{}\"", value.substr(0, 48)));
-      }
-    } else if (name == "clear_cache") {
-      request.forget_prefixes = BoolOf(name, value);
-    } else if (name == "wait_for_inflight_requests") {
-      if (BoolOf(name, value)) request.mode = PauseMode::kWait;
-    } else if (!part.empty()) {
-      Refuse(name.substr(0, 48), "unknown; use mode, clear_cache or wait_for_inflight_requests");
-    }
-  }
-  return request;
-}
-
-// SGLang's: {"mode": "abort" | "in_place" | "retract"}. Requests that are retracted are computed
-// again; here they keep what they have, and go on with equal bits.
-PauseRequest ParsePauseBody(const std::string& body) {
-  PauseRequest request{.mode = PauseMode::kAbort, .forget_prefixes = false};
-  if (body.empty()) return request;
-  const openai::RequestJson parsed = openai::ParseRequestJson(body);
-  FieldReader fields(*parsed, "");
-  const std::string mode = fields.String("mode").value_or("abort");
-  if (mode != "abort" && mode != "in_place" && mode != "retract") {
-    fields.Refuse("mode", R"(must be "abort", "in_place" or "retract")");
-  }
-  request.mode = mode == "abort" ? PauseMode::kAbort : PauseMode::kKeep;
-  fields.RefuseUnknown();
-  return request;
-}
 
 HttpResponse Json(std::string body) {
   HttpResponse response;
@@ -86,13 +21,34 @@ HttpResponse Json(std::string body) {
   return response;
 }
 
+// As trainers read it, with the error of other routes.
+HttpResponse UpdateFailed(const Error& error) {
+  HttpResponse response = openai::ErrorResponse(openai::FromError(error));
+  response.body = fmt::format(R"({{"success":false,"message":{},{})", JsonString(error.what()),
+                              response.body.substr(1));
+  return response;
+}
+
+std::string UpdateDone(const std::string& version) {
+  return fmt::format(
+      R"({{"success":true,"message":"the weights are those of the folder","num_paused_requests":0{}}})",
+      version.empty() ? std::string() : R"(,"weight_version":)" + JsonString(version));
+}
+
 }  // namespace
 
 std::shared_ptr<HttpProducer> HandleAdminRoute(AdminRoute route, GenerationService& service,
+                                               const std::vector<std::string>& weight_dirs,
                                                const HttpRequest& request, HttpWaker waker) {
   auto response = std::make_shared<DeferredResponse>(std::move(waker), openai::ErrorForm::kOpenAi);
   const auto answer = [response](const char* body) -> std::function<void()> {
     return [response, body] { response->Complete(Json(body)); };
+  };
+  const auto answer_or_error = [response](const char* body) -> ControlDone {
+    return [response, body](const Error* error) {
+      response->Complete(error == nullptr ? Json(body)
+                                          : openai::ErrorResponse(openai::FromError(*error)));
+    };
   };
   switch (route) {
     case AdminRoute::kPause: {
@@ -119,6 +75,29 @@ std::shared_ptr<HttpProducer> HandleAdminRoute(AdminRoute route, GenerationServi
       service.ForgetPrefixes(
           answer(R"({"success":true,"message":"cached prefixes are forgotten"})"));
       break;
+    case AdminRoute::kSleep: {
+      const SleepRequest sleep = ParseSleepQuery(request.query);
+      service.Sleep(sleep.memory, sleep.mode, answer_or_error(R"({"status":"asleep"})"));
+      break;
+    }
+    case AdminRoute::kSleepSglang:
+      service.Sleep(ParseMemoryBody(request.body), PauseMode::kKeep,
+                    answer_or_error(R"({"status":"asleep"})"));
+      break;
+    case AdminRoute::kWakeUp:
+      service.WakeUp(ParseWakeUpQuery(request.query), answer_or_error(R"({"status":"awake"})"));
+      break;
+    case AdminRoute::kWakeUpSglang:
+      service.WakeUp(ParseMemoryBody(request.body), answer_or_error(R"({"status":"awake"})"));
+      break;
+    case AdminRoute::kUpdateWeights: {
+      WeightUpdate update = ParseWeightUpdate(request.body, weight_dirs);
+      const std::string done = UpdateDone(update.version);
+      service.UpdateWeights(std::move(update), [response, done](const Error* error) {
+        response->Complete(error == nullptr ? Json(done) : UpdateFailed(*error));
+      });
+      break;
+    }
   }
   return response;
 }

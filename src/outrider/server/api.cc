@@ -88,7 +88,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 34> kRoutes = {{
+  static constexpr std::array<Route, 42> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
@@ -119,12 +119,20 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       // For trainers and operators.
       {"GET", "/is_paused", Endpoint::kIsPaused},
       {"GET", "/is_sleeping", Endpoint::kIsSleeping},
+      {"GET", "/weight_version", Endpoint::kWeightVersion},
+      {"GET", "/get_weight_version", Endpoint::kWeightVersion},
       {"POST", "/pause", Endpoint::kAdmin, AdminRoute::kPause},
       {"POST", "/pause_generation", Endpoint::kAdmin, AdminRoute::kPauseSglang},
       {"POST", "/resume", Endpoint::kAdmin, AdminRoute::kResume},
       {"POST", "/continue_generation", Endpoint::kAdmin, AdminRoute::kResumeSglang},
       {"POST", "/reset_prefix_cache", Endpoint::kAdmin, AdminRoute::kResetPrefixCache},
       {"POST", "/flush_cache", Endpoint::kAdmin, AdminRoute::kFlushCache},
+      {"POST", "/update_weights", Endpoint::kAdmin, AdminRoute::kUpdateWeights},
+      {"POST", "/update_weights_from_disk", Endpoint::kAdmin, AdminRoute::kUpdateWeights},
+      {"POST", "/sleep", Endpoint::kAdmin, AdminRoute::kSleep},
+      {"POST", "/release_memory_occupation", Endpoint::kAdmin, AdminRoute::kSleepSglang},
+      {"POST", "/wake_up", Endpoint::kAdmin, AdminRoute::kWakeUp},
+      {"POST", "/resume_memory_occupation", Endpoint::kAdmin, AdminRoute::kWakeUpSglang},
   }};
   static constexpr Route kPageRoute = {"GET", "/", Endpoint::kPage};
   static constexpr Route kModelRoute = {"GET", kModelPrefix, Endpoint::kModel};
@@ -275,12 +283,22 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
       return MakeReadyProducer(
           TextResponse("application/json", ServerInfoJson(Facts(), service_.Counters())));
     case Endpoint::kModelInfo:
-      return MakeReadyProducer(TextResponse("application/json", ModelInfoJson(Facts())));
+      return MakeReadyProducer(
+          TextResponse("application/json", ModelInfoJson(Facts(), service_.Counters())));
     case Endpoint::kIsPaused:
       return MakeReadyProducer(TextResponse(
           "application/json", fmt::format(R"({{"is_paused":{}}})", service_.Counters().paused)));
-    case Endpoint::kIsSleeping:
-      return MakeReadyProducer(TextResponse("application/json", R"({"is_sleeping":false})"));
+    case Endpoint::kIsSleeping: {
+      const EngineCounters counters = service_.Counters();
+      return MakeReadyProducer(TextResponse(
+          "application/json", fmt::format(R"({{"is_sleeping":{}}})",
+                                          counters.weights_asleep || counters.cache_asleep)));
+    }
+    case Endpoint::kWeightVersion:
+      return MakeReadyProducer(TextResponse(
+          "application/json",
+          fmt::format(R"({{"weight_version":{}}})",
+                      JsonString(VersionOrDefault(service_.Counters().weight_version)))));
     case Endpoint::kAdmin:
       return HandleAdmin(request, std::move(waker));
     case Endpoint::kOpenApi:
@@ -312,7 +330,8 @@ ServerFacts Api::Facts() const {
 
 std::shared_ptr<HttpProducer> Api::HandleAdmin(const HttpRequest& request, HttpWaker waker) {
   try {
-    return HandleAdminRoute(FindRoute(request.path)->admin, service_, request, std::move(waker));
+    return HandleAdminRoute(FindRoute(request.path)->admin, service_, options_.allowed_weight_dirs,
+                            request, std::move(waker));
   } catch (const Error& error) {
     return MakeReadyProducer(ErrorResponse(openai::FromError(error)));
   }

@@ -39,6 +39,7 @@ struct ApiOptions {
   bool log_requests = false;         // a line for each request that ends
   std::string otlp_traces_endpoint;  // "": no traces
   std::string admin_key;             // "": routes that change what the server does are off
+  std::vector<std::string> allowed_weight_dirs;  // below which other weights may be read
 };
 
 class Api : public HttpApplication {
@@ -81,6 +82,7 @@ class Api : public HttpApplication {
     kModelInfo,
     kIsPaused,
     kIsSleeping,
+    kWeightVersion,
     kAdmin,
     kOpenApi
   };

@@ -30,6 +30,7 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.log_requests = options.log_requests;
   api.otlp_traces_endpoint = options.otlp_traces_endpoint;
   api.admin_key = options.admin_key;
+  api.allowed_weight_dirs = options.allowed_weight_dirs;
   api.output_format = options.output_format;
   api.limits.vocab_size = encoder.vocab_size();
   api.limits.max_model_len = options.max_model_len;

@@ -27,8 +27,9 @@ struct ServerOptions {
   bool ignore_unknown_fields = false;           // of requests, with a warning each; else refused
   bool log_requests = false;                    // a line for each request that ends
   std::string otlp_traces_endpoint;             // a collector's address; "": no traces
-  std::string admin_key;      // for routes that pause and the like; "": they are off
-  int32_t max_model_len = 0;  // the engine's
+  std::string admin_key;  // for routes that pause and the like; "": they are off
+  std::vector<std::string> allowed_weight_dirs;  // below which other weights may be read
+  int32_t max_model_len = 0;                     // the engine's
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k
   /// `metrics.speculative_decoding` in answers to requests that do not say.

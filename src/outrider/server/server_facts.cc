@@ -55,12 +55,16 @@ std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& count
       counters.max_speculative_tokens);
 }
 
-std::string ModelInfoJson(const ServerFacts& facts) {
+std::string VersionOrDefault(const std::string& version) {
+  return version.empty() ? "default" : version;
+}
+
+std::string ModelInfoJson(const ServerFacts& facts, const EngineCounters& counters) {
   return fmt::format(
       R"({{"model_path":{},"tokenizer_path":{},"served_model_name":{},"is_generation":true,)"
-      R"("max_model_len":{},"has_image_understanding":false,"has_audio_understanding":false}})",
+      R"("max_model_len":{},"weight_version":{},"has_image_understanding":false,"has_audio_understanding":false}})",
       JsonString(facts.model_root), JsonString(facts.model_root), JsonString(facts.model_name),
-      facts.max_model_len);
+      facts.max_model_len, JsonString(VersionOrDefault(counters.weight_version)));
 }
 
 }  // namespace outrider

@@ -32,6 +32,9 @@ std::string LoadsJson(const EngineCounters& counters, double tokens_per_second);
 std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& counters);
 
 /// /model_info.
-std::string ModelInfoJson(const ServerFacts& facts);
+std::string ModelInfoJson(const ServerFacts& facts, const EngineCounters& counters);
+
+/// SGLang's name for weights that nobody named: "default".
+std::string VersionOrDefault(const std::string& version);
 
 }  // namespace outrider
