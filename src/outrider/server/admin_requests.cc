@@ -193,8 +193,8 @@ WeightUpdate ParseWeightUpdate(const std::string& body,
   fields.Unsupported("load_format", {"auto", "safetensors"});
   // Whatever they say holds here: no request finds what other weights computed, the call answers
   // when it is done, and a pause stays one.
-  for (const char* name : {"flush_cache", "torch_empty_cache", "keep_pause", "token_step",
-                           "recapture_cuda_graph"}) {
+  for (const char* name :
+       {"flush_cache", "torch_empty_cache", "keep_pause", "token_step", "recapture_cuda_graph"}) {
     fields.Find(name);
   }
   fields.Unsupported("is_async", {false});

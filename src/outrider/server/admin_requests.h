@@ -1,5 +1,5 @@
-// What the routes of trainers and operators are asked for, in vLLM's queries and in SGLang's bodies.
-// All of it throws RequestError for what makes no sense.
+// What the routes of trainers and operators are asked for, in vLLM's queries and in SGLang's
+// bodies. All of it throws RequestError for what makes no sense.
 #pragma once
 
 #include <string>
