@@ -105,7 +105,7 @@ std::function<void()> Engine::AfterStep(std::function<void()> done) {
 
 ControlDone Engine::AfterStep(ControlDone done) {
   return [this, done = std::move(done)](const Error* error) {
-    done_.push_back([done, error = error == nullptr ? std::optional<Error>() : *error] {
+    done_.emplace_back([done, error = error == nullptr ? std::optional<Error>() : *error] {
       done(error ? &*error : nullptr);
     });
   };

@@ -85,6 +85,7 @@ void EngineCore::StartKeys(RequestState& state) {
 
 void EngineCore::AbortAll() {
   std::vector<RequestId> ids;
+  ids.reserve(requests_.size());
   for (const auto& [id, state] : requests_) ids.push_back(id);
   for (const RequestId id : ids) Abort(id);
 }

@@ -47,6 +47,7 @@ RankTeam::~RankTeam() {
 
 std::vector<RankParts> RankTeam::TakeApart() {
   std::vector<RankParts> parts;
+  parts.reserve(ranks_.size());
   for (const auto& rank : ranks_) parts.push_back(std::move(*rank).TakeApart());
   return parts;
 }
