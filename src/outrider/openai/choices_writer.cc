@@ -59,6 +59,7 @@ std::string WeightMembers(const OutputDelta& delta) {
   std::string out = R"(,"weight_version":)" + JsonString(spans.back().version);
   if (spans.size() == 1) return out;
   std::vector<std::string> items;
+  items.reserve(spans.size());
   for (const WeightSpan& span : spans) {
     items.push_back(
         fmt::format(R"({{"version":{},"tokens":{}}})", JsonString(span.version), span.tokens));
