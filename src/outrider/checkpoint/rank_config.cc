@@ -71,8 +71,8 @@ LayerSpec OfOneRank(LayerSpec layer, int32_t ranks) {
 }
 
 ModelConfig OfOneRank(ModelConfig config, int32_t ranks) {
-  for (LayerSpec& layer : config.layers) layer = OfOneRank(std::move(layer), ranks);
-  config.mtp_layer = OfOneRank(std::move(config.mtp_layer), ranks);
+  for (LayerSpec& layer : config.layers) layer = OfOneRank(layer, ranks);
+  config.mtp_layer = OfOneRank(config.mtp_layer, ranks);
   return config;
 }
 

@@ -55,7 +55,7 @@ struct Rule {
   std::string_view name;                            // as a user knows it: a key, a flag, words
   std::optional<Asked> (*asked)(const Subject& s);  // nothing: it asks for no such thing
   Taken taken;
-  std::string_view note = "";  // behind the name in tables
+  std::string_view note = {};  // behind the name in tables
 };
 
 /// What a device does not take.

@@ -162,6 +162,7 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadCommunicators(int32_t ranks
   OUTRIDER_CHECK(ranks >= 1);
   const auto group = std::make_shared<Group>(ranks, seconds);
   std::vector<std::unique_ptr<Communicator>> result;
+  result.reserve(static_cast<size_t>(ranks));
   for (int32_t rank = 0; rank < ranks; ++rank) {
     result.push_back(std::make_unique<ThreadCommunicator>(group, rank));
   }
