@@ -91,6 +91,7 @@ void EngineCore::Pause(PauseMode mode, bool forget_prefixes, std::function<void(
   pause_->waiting.push_back(std::move(done));
   if (mode != PauseMode::kAbort) return;
   std::vector<RequestId> ids;
+  ids.reserve(requests_.size());
   for (const auto& [id, state] : requests_) ids.push_back(id);
   for (const RequestId id : ids) Abort(id);
 }
