@@ -45,8 +45,9 @@ const char* AnthropicTypeOf(int status) {
       return "rate_limit_error";
     case 503:
       return "overloaded_error";
+    default:
+      return status >= 500 ? "api_error" : "invalid_request_error";
   }
-  return status >= 500 ? "api_error" : "invalid_request_error";
 }
 
 std::string StringOrNull(const std::string& text) {

@@ -24,8 +24,9 @@ std::string TokenWriter::WholeChoice(size_t index, const OutputDelta& whole) {
   std::string out = fmt::format(
       R"({{"index":{},"token_ids":{},"logprobs":{},"finish_reason":{},"stop_reason":{})", index,
       IdsJson(whole.token_ids), logprobs, reason, StopReasonJson(whole));
-  if (options().prompt_logprobs && !is_vllms)
+  if (options().prompt_logprobs && !is_vllms) {
     out += R"(,"prompt_logprobs":)" + PromptLogprobsText(index);
+  }
   return out + StepsMember(whole) + '}';
 }
 

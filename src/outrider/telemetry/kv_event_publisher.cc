@@ -266,8 +266,8 @@ struct KvEventPublisher::Sockets {
   }
 };
 
-KvEventPublisher::KvEventPublisher(const KvEventsConfig& config)
-    : config_(config), sockets_(std::make_unique<Sockets>()) {
+KvEventPublisher::KvEventPublisher(KvEventsConfig config)
+    : config_(std::move(config)), sockets_(std::make_unique<Sockets>()) {
   sockets_->publisher =
       sockets_->Open(ZMQ_PUB, config_.endpoint, config_.hwm, Binds(config_.endpoint), &endpoint_);
   if (!config_.replay_endpoint.empty()) {

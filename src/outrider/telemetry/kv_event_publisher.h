@@ -38,7 +38,7 @@ std::vector<uint8_t> PackKvEvents(const std::vector<KvEvent>& events, double sec
 class KvEventPublisher {
  public:
   /// Binds or connects. Throws Error (kUnavailable) when that fails.
-  explicit KvEventPublisher(const KvEventsConfig& config);
+  explicit KvEventPublisher(KvEventsConfig config);
   /// Sends what waits, for a second at most.
   ~KvEventPublisher();
   KvEventPublisher(const KvEventPublisher&) = delete;
