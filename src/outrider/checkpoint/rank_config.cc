@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"

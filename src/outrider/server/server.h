@@ -61,7 +61,7 @@ class Server {
   /// The TCP port that was bound; 0 on a unix socket.
   uint16_t port() const;
 
-  /// HttpServer::body_bytes.
+  /// Bytes of request bodies that are held now (HttpServer::body_bytes). Thread-safe.
   int64_t body_bytes() const;
 
  private:
