@@ -266,7 +266,15 @@ void AddEngine(nb::module_& module) {
           nb::arg("answer"))
       .def("abort", &PythonEngine::Abort, nb::arg("ids"), Released())
       .def("reset_prefix_cache", &PythonEngine::ResetPrefixCache, Released())
-      .def("counters", [](const PythonEngine& engine) { return CountersDict(engine.Counters()); })
+      .def("counters",
+           [](const PythonEngine& engine) {
+             EngineCounters counters;
+             {
+               const nb::gil_scoped_release released;
+               counters = engine.Counters();
+             }
+             return CountersDict(counters);
+           })
       .def("encode", &PythonEngine::Encode, nb::arg("text"), nb::arg("add_special_tokens"),
            Released())
       .def(

@@ -131,7 +131,7 @@ void PythonEngine::ResetPrefixCache() { parts().generator.ResetPrefixCache(); }
 
 EngineCounters PythonEngine::Counters() const {
   parts();
-  return loaded_.engine->Counters();
+  return loaded_.engine->CountersAfterStep();
 }
 
 std::vector<int32_t> PythonEngine::Encode(const std::string& text, bool add_special_tokens) const {

@@ -62,6 +62,7 @@ class PythonEngine {
   void Abort(const std::vector<uint64_t>& ids);
   void ResetPrefixCache();
 
+  /// All that answers had before the call is counted; waits for the step that runs.
   EngineCounters Counters() const;
   std::vector<int32_t> Encode(const std::string& text, bool add_special_tokens) const;
   std::string Decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;

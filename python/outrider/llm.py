@@ -100,7 +100,9 @@ class LLM:
         return SamplingParams(**self._engine.sampling_defaults)
 
     def get_metrics(self) -> dict[str, Any]:
-        """The engine's counters and gauges by name; `speculation` is a Speculation."""
+        """The engine's counters and gauges by name; `speculation` is a Speculation. They count all
+        that was answered before the call, which waits for the step that runs.
+        """
         counters = self._engine.counters()
         return {**counters, "speculation": Speculation(**counters["speculation"])}
 

@@ -107,6 +107,7 @@ TEST_P(EngineFailureTest, TheThreadSaysSoOnceAndEnds) {
     });
     Submit(*engine, FiftyTokens(), &result);
     while (!thread.failed()) std::this_thread::yield();
+    EXPECT_EQ(engine->CountersAfterStep().finished_error, 1);  // waits for no step that never comes
   }
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(result.finish_reason, FinishReason::kError);

@@ -7,6 +7,32 @@
 
 namespace outrider {
 
+namespace {
+
+std::string InOneLine(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      line += c;
+    } else if (c == '\n') {
+      line += "\\n";
+    } else if (c == '\r') {
+      line += "\\r";
+    } else if (c == '\t') {
+      line += "\\t";
+    } else {
+      line += fmt::format("\\u{:04x}", byte);
+    }
+  }
+  return line;
+}
+
+}  // namespace
+
+Error::Error(ErrorCode code, std::string_view message)
+    : std::runtime_error(InOneLine(message)), code_(code) {}
+
 const char* ErrorCodeName(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:

@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace outrider {
@@ -21,9 +22,10 @@ enum class ErrorCode {
 /// "invalid_argument", "not_found", ...: the name used in logs and in error bodies.
 const char* ErrorCodeName(ErrorCode code);
 
+/// Its message is one line, whatever it quotes: control characters stand in it as in JSON, "\n".
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(ErrorCode code, std::string_view message);
   ErrorCode code() const { return code_; }
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <variant>
@@ -91,6 +93,20 @@ EngineCounters Engine::Counters() const {
   EngineCounters counters = mailbox_->counters;
   counters.num_requests_waiting += mailbox_->num_queued + mailbox_->num_arriving;
   return counters;
+}
+
+EngineCounters Engine::CountersAfterStep() {
+  auto ended = std::make_shared<std::promise<void>>();
+  const std::future<void> end = ended->get_future();
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    if (!mailbox_->failure.empty()) return mailbox_->counters;
+    mailbox_->messages.emplace_back(
+        [ended = std::move(ended)](EngineCore&) { ended->set_value(); });
+    mailbox_->changed.notify_one();
+  }
+  end.wait();  // also over when the engine fails, which drops its messages
+  return Counters();
 }
 
 void Engine::Command(std::function<void(EngineCore&)> command) {

@@ -27,6 +27,9 @@ class Engine : public GenerationService {
   void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
+  /// As Counters, once the step that runs has ended: what sinks were given before the call is
+  /// counted. Some thread must call Step meanwhile. Thread-safe, but not for that thread.
+  EngineCounters CountersAfterStep();
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
   void Resume(std::function<void()> done) override;
   void ForgetPrefixes(std::function<void()> done) override;
