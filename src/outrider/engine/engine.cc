@@ -101,7 +101,8 @@ EngineCounters Engine::CountersAfterStep() {
   {
     const std::lock_guard lock(mailbox_->mutex);
     if (!mailbox_->failure.empty()) return mailbox_->counters;
-    mailbox_->messages.emplace_back([ended = std::move(ended)](EngineCore&) { ended->set_value(); });
+    mailbox_->messages.emplace_back(
+        [ended = std::move(ended)](EngineCore&) { ended->set_value(); });
     mailbox_->changed.notify_one();
   }
   end.wait();  // also over when the engine fails, which drops its messages
