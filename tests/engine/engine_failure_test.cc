@@ -77,6 +77,7 @@ TEST_P(EngineFailureTest, EveryRequestIsToldAndNoOtherIsTaken) {
   for (size_t i = 0; i < results.size(); ++i) {
     engine->Submit(FiftyTokens(), [&, i](RequestId, OutputDelta&& delta) {
       if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) reasons[i] = *text;
+      EXPECT_EQ(engine->Counters().failed, delta.finish_reason == FinishReason::kError);
       results[i].Take(std::move(delta));
     });
   }

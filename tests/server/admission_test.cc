@@ -56,6 +56,14 @@ TEST(AdmissionTest, ARequestIsTakenWithAllItsChoicesOrNotAtAll) {
   }));
 }
 
+TEST(AdmissionTest, HealthEndsWithTheEngine) {
+  RunningServer running;
+  HttpClient client(running.port());
+  EXPECT_EQ(client.Get("/health").status, 200);
+  running.engine.Fail();
+  EXPECT_EQ(client.Get("/health").status, 503);
+}
+
 TEST(AdmissionTest, AKeyMayHaveSoManyRequests) {
   ServerOptions options = TestServerOptions();
   options.api_keys = {"one", "two"};

@@ -109,10 +109,16 @@ EngineCounters StubGenerationService::Counters() const {
   counters.num_requests_running = static_cast<int64_t>(num_running_);
   counters.kv_cache_usage = 0.25;
   counters.paused = paused_;
+  counters.failed = failed_;
   counters.kv_block_size = 16;
   counters.num_kv_blocks = 100;
   counters.max_num_seqs = 8;
   return counters;
+}
+
+void StubGenerationService::Fail() {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
 }
 
 void StubGenerationService::Pause(PauseMode mode, bool forget_prefixes,

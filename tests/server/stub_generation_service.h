@@ -58,6 +58,8 @@ class StubGenerationService : public GenerationService {
   void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
+  /// From now on the engine counts as failed.
+  void Fail();
   StepLog& step_log() override { return step_log_; }
   /// No step runs between Pause and Resume; with kWait, done is called at Resume at the latest.
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
@@ -114,6 +116,7 @@ class StubGenerationService : public GenerationService {
   GrammarConstraint last_grammar_;
   std::vector<std::string> controls_;
   bool paused_ = false;
+  bool failed_ = false;
   RequestId next_id_ = 1;
   bool stopping_ = false;
   bool held_;

@@ -92,6 +92,7 @@ EngineCounters Engine::Counters() const {
   const std::lock_guard lock(mailbox_->mutex);
   EngineCounters counters = mailbox_->counters;
   counters.num_requests_waiting += mailbox_->num_queued + mailbox_->num_arriving;
+  counters.failed = !mailbox_->failure.empty();
   return counters;
 }
 
@@ -99,8 +100,11 @@ EngineCounters Engine::CountersAfterStep() {
   auto ended = std::make_shared<std::promise<void>>();
   const std::future<void> end = ended->get_future();
   {
-    const std::lock_guard lock(mailbox_->mutex);
-    if (!mailbox_->failure.empty()) return mailbox_->counters;
+    std::unique_lock lock(mailbox_->mutex);
+    if (!mailbox_->failure.empty()) {
+      lock.unlock();
+      return Counters();
+    }
     mailbox_->messages.emplace_back(
         [ended = std::move(ended)](EngineCore&) { ended->set_value(); });
     mailbox_->changed.notify_one();

@@ -377,7 +377,9 @@ std::string Api::ClientOf(const HttpRequest& request) const {
 }
 
 HttpResponse Api::Health() const {
-  return draining_ ? ErrorResponse(Unavailable()) : TextResponse("", "");
+  // Requests are told of a failure a moment before the server begins to end.
+  const bool ends = draining_ || service_.Counters().failed;
+  return ends ? ErrorResponse(Unavailable()) : TextResponse("", "");
 }
 
 std::string Api::ModelJson(const std::string& name) const {
