@@ -127,6 +127,37 @@ TEST_P(StepTest, EveryLayerBesideTheCpus) {
   }
 }
 
+TEST_P(StepTest, LogProbabilitiesBesideTheCpus) {
+  constexpr int32_t kBlock = 32;
+  const ModelConfig config = SmallStep();
+  const auto source = Source(config);
+  TestNetwork network(config, *source, 3);
+  std::mt19937 random(5);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {160, 20}, 200, network.Groups(kBlock, DType::kBF16));
+  CpuNetwork cpu(config, *source, 0, DType::kF32, NumBlocks(requests), kBlock);
+  KnownRun run(network, requests, kBlock, DType::kBF16);
+  run.RunMixed(random, 90);
+  LogprobErrors errors;
+  double least = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const KnownRequest& request = requests[i];
+    BatchLayout layout(network.Groups(kBlock, DType::kF32));
+    layout.Assign(std::vector{request.Work(0, 0, request.prompt, 0)});
+    std::vector<float> hidden = cpu.Forward(layout).back();
+    layout.Assign(std::vector{request.Work(0, request.prompt, request.length - request.prompt, 0)});
+    const std::vector<float> generated = cpu.Forward(layout).back();
+    hidden.insert(hidden.end(), generated.begin(), generated.end());
+    const std::vector<float> want = cpu.Logits(hidden);
+    for (const double logprob : LogSoftmax({want.data(), kVocab})) least = std::min(least, logprob);
+    errors.Judge(network.Logits(run.rows()[i][0]), want, kVocab,
+                 std::span(request.tokens).subspan(1, static_cast<size_t>(request.length)),
+                 fmt::format("request {}", i));
+  }
+  std::printf("worst log-probability: off by %.4f; %d near-ties; the least of a row is %.1f\n",
+              errors.worst, errors.near_ties, least);
+}
+
 TEST_P(StepTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = SmallStep();
   TestNetwork network(config, *Source(config), 3);
