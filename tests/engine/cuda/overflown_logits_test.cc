@@ -136,7 +136,7 @@ TEST_P(OverflownLogitsTest, EndTheirRequestAndNoOther) {
   const auto engine = MakeTestEngine(Options(model));
   const std::vector<GenerationRequest> spoilt = SpoiltRequests();
   for (int round = 0; round < 2; ++round) {
-    SCOPED_TRACE(testing::Message() << "round " << round);
+    SCOPED_TRACE(::testing::Message() << "round " << round);
     std::vector<Answer> of_sound(sound.size());
     std::vector<Answer> of_spoilt(spoilt.size());
     for (size_t i = 0; i < sound.size(); ++i) {
@@ -173,8 +173,8 @@ TEST_P(OverflownLogitsTest, OfAFewTokensEndEveryRequest) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Drafters, OverflownLogitsTest,
-                         testing::Values(DrafterKind::kNone, DrafterKind::kChain,
-                                         DrafterKind::kEagle3),
+                         ::testing::Values(DrafterKind::kNone, DrafterKind::kChain,
+                                           DrafterKind::kEagle3),
                          [](const auto& test) -> std::string {
                            if (test.param == DrafterKind::kNone) return "None";
                            return test.param == DrafterKind::kChain ? "Chain" : "Eagle3";

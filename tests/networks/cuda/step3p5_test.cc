@@ -135,14 +135,15 @@ TEST_P(StepTest, LogProbabilitiesBesideTheCpus) {
   std::mt19937 random(5);
   const std::vector<KnownRequest> requests =
       RandomRequests(random, kVocab, {160, 20}, 200, network.Groups(kBlock, DType::kBF16));
-  CpuNetwork cpu(config, *source, 0, DType::kF32, NumBlocks(requests), kBlock);
+  const std::vector<CacheGroupSpec> groups = network.Groups(kBlock, DType::kF32);
+  CpuNetwork cpu(config, *source, 3, DType::kF32, NumBlocks(requests), kBlock);
   KnownRun run(network, requests, kBlock, DType::kBF16);
   run.RunMixed(random, 90);
   LogprobErrors errors;
   double least = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const KnownRequest& request = requests[i];
-    BatchLayout layout(network.Groups(kBlock, DType::kF32));
+    BatchLayout layout(groups);
     layout.Assign(std::vector{request.Work(0, 0, request.prompt, 0)});
     std::vector<float> hidden = cpu.Forward(layout).back();
     layout.Assign(std::vector{request.Work(0, request.prompt, request.length - request.prompt, 0)});
