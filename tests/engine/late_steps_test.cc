@@ -312,6 +312,26 @@ TEST_P(LateStepsTest, ShortAnswersEndInTheStepInFlight) {
   }
 }
 
+// A prompt's last block is published when its request has ended already, as modules need tokens
+// behind it; beside others, whose drafts have been drawn by then.
+TEST_P(LateStepsTest, RequestsEndWhileTheirPromptsArePublished) {
+  const auto prompts = TrainedPrompts();
+  std::vector<GenerationRequest> requests = TrainedRequests(6, 40);
+  for (int32_t length = 14; length <= 18; ++length) {
+    for (int32_t max_tokens = 1; max_tokens <= 6; ++max_tokens) {
+      std::vector<int32_t> prompt =
+          prompts[static_cast<size_t>(length + max_tokens) % prompts.size()];
+      prompt.resize(static_cast<size_t>(length));
+      prompt[1] = 6 + 10 * length + max_tokens;  // no two begin alike
+      requests.push_back(Request(prompt, max_tokens));
+    }
+  }
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    ExpectEqual(RunJoining(*MakeTestEngine(Late(seed)), requests), alone);
+  }
+}
+
 // Accepted drafts bring a request to the context's end before the bounds do: nothing more may run.
 TEST_P(LateStepsTest, EndsInTheStepInFlightAtTheContextsEnd) {
   const auto prompts = TrainedPrompts();

@@ -26,8 +26,15 @@ class TokenKeepingOps : public cpu::CpuOps {
   void KeepTokens(int32_t count) const override {
     on_device_.resize(std::max(on_device_.size(), static_cast<size_t>(count)));
   }
-  void ReadTokens() const override { on_host_ = on_device_; }
-  int32_t ReadToken(int32_t token) const override { return Resolve(on_host_, token); }
+  void ReadTokens() const override {
+    on_host_ = on_device_;
+    drafts_read_ = true;
+  }
+  int32_t ReadToken(int32_t token) const override {
+    OUTRIDER_CHECK(!IsOnDevice(token) || drafts_read_,
+                   "drafts were drawn since the host read them");
+    return Resolve(on_host_, token);
+  }
 
   /// Drafts that stayed so far.
   int64_t num_kept() const { return num_kept_; }
@@ -167,6 +174,7 @@ class TokenKeepingOps : public cpu::CpuOps {
         *request.result = later_.front()[i];
       }
       ops_.on_host_ = copies_.front();
+      ops_.drafts_read_ = true;
       copies_.pop_front();
       launched_.pop_front();
       later_.pop_front();
@@ -182,6 +190,7 @@ class TokenKeepingOps : public cpu::CpuOps {
         ops_.on_device_.at(place) = std::exchange(tokens[i], TokenOfPlace(requests[i].place));
         ops_.on_host_.resize(ops_.on_device_.size());
         ops_.on_host_[place] = kUnread;
+        ops_.drafts_read_ = false;
         ++ops_.num_kept_;
       }
     }
@@ -230,6 +239,7 @@ class TokenKeepingOps : public cpu::CpuOps {
 
   mutable std::vector<int32_t> on_device_;
   mutable std::vector<int32_t> on_host_;
+  mutable bool drafts_read_ = true;  // on_host_ has all drafts
   mutable int64_t num_kept_ = 0;
   mutable int64_t num_later_ = 0;
   mutable int64_t num_read_while_launching_ = 0;

@@ -22,7 +22,7 @@ BREAKS = (
           "(planned.publishes && !failed && emitted > 0)", "false",
           "engine_test", "Drafters/PrefixCacheTest.APromptOfOneStepIsFoundAgain/*"),
     Break("prefixes", "the drafter does not see the rows of a last step", "execute/step_runner.cc",
-          "  if (!draft_requests_.empty()) DraftFor(/*depth=*/0);\n", "",
+          "  DraftFor(/*depth=*/0);\n", "",
           "engine_test", "Drafters/PrefixCacheTest.APromptOfOneStepIsFoundAgain/*"),
     Break("prefixes", "drafts behind the end of a request count as its tokens", "engine/engine_core.cc",
           "std::min(results[i].verified.num_accepted, emitted - 1)", "results[i].verified.num_accepted",

@@ -284,7 +284,10 @@ void StepRunner::FinishEntries() {
     draft_requests_.push_back(DraftRequestOf(rows, frontier));
     draft_requests_.back().num_drafts = 0;
   }
-  if (!draft_requests_.empty()) DraftFor(/*depth=*/0);
+  if (draft_requests_.empty()) return;
+  // The drafter compares their last drafts with their tokens, and others have drawn since.
+  first().ops().ReadTokens();
+  DraftFor(/*depth=*/0);
 }
 
 }  // namespace outrider

@@ -64,6 +64,17 @@ class CpuNetwork {
     return previous;
   }
 
+  /// Of rows of hidden states: float32 [rows, vocabulary].
+  std::vector<float> Logits(std::vector<float> hidden) {
+    const auto rows = static_cast<int64_t>(hidden.size()) / network_->hidden_size();
+    std::vector<float> logits(static_cast<size_t>(rows * network_->vocab_size()));
+    std::vector<int32_t> numbers(static_cast<size_t>(rows));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    network_->Logits(Network::kTarget, View(hidden), numbers,
+                     {logits.data(), rows, network_->vocab_size()});
+    return logits;
+  }
+
  private:
   MatrixView<float> View(std::vector<float>& rows) const {
     const int64_t width = network_->hidden_size();

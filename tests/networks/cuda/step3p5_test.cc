@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 
@@ -125,6 +126,71 @@ TEST_P(StepTest, EveryLayerBesideTheCpus) {
                    config.hidden_size, fmt::format("module {}", m));
     }
   }
+}
+
+/// Of each row, the larger error of two log-probabilities: the likeliest token's and that of the
+/// token which follows in the text.
+std::vector<double> LogprobErrors(std::span<const float> logits, std::span<const float> exact,
+                                  std::span<const int32_t> next) {
+  std::vector<double> errors;
+  for (size_t r = 0; r < next.size(); ++r) {
+    const std::vector<double> a = LogSoftmax(logits.subspan(r * kVocab, kVocab));
+    const std::vector<double> b = LogSoftmax(exact.subspan(r * kVocab, kVocab));
+    const auto likeliest = static_cast<size_t>(std::max_element(b.begin(), b.end()) - b.begin());
+    const auto following = static_cast<size_t>(next[r]);
+    const double error = std::max(std::abs(a[likeliest] - b[likeliest]),  // NaN is none
+                                  std::abs(a[following] - b[following]));
+    errors.push_back(std::isfinite(a[likeliest] + a[following]) ? error : INFINITY);
+  }
+  return errors;
+}
+
+/// Log-probabilities are as near to float32's as those of the CPU, whose operands are rounded to
+/// bfloat16 alike. Random weights have likely tokens whose logits rounding moves far, and experts
+/// that it swaps: so errors are compared with the CPU's, not with a fixed bound.
+TEST_P(StepTest, LogProbabilitiesAsNearAsTheCpus) {
+  constexpr int32_t kBlock = 32;
+  const ModelConfig config = SmallStep();
+  const auto source = Source(config);
+  TestNetwork network(config, *source, 3);
+  std::mt19937 random(5);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {160, 20}, 200, network.Groups(kBlock, DType::kBF16));
+  CpuNetwork f32(config, *source, 3, DType::kF32, NumBlocks(requests), kBlock);
+  CpuNetwork bf16(config, *source, 3, DType::kBF16, NumBlocks(requests), kBlock);
+  const std::vector<CacheGroupSpec> groups = network.Groups(kBlock, DType::kF32);
+  const auto logits = [&](CpuNetwork& cpu, const KnownRequest& request) {
+    BatchLayout layout(groups);
+    layout.Assign(std::vector{request.Work(0, 0, request.prompt, 0)});
+    std::vector<float> hidden = cpu.Forward(layout).back();
+    layout.Assign(std::vector{request.Work(0, request.prompt, request.length - request.prompt, 0)});
+    const std::vector<float> generated = cpu.Forward(layout).back();
+    hidden.insert(hidden.end(), generated.begin(), generated.end());
+    return cpu.Logits(hidden);
+  };
+  KnownRun run(network, requests, kBlock, DType::kBF16);
+  run.RunMixed(random, 90);
+  std::vector<double> ours, cpus;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const KnownRequest& request = requests[i];
+    const auto next = std::span(request.tokens).subspan(1, static_cast<size_t>(request.length));
+    const std::vector<float> exact = logits(f32, request);
+    for (const double e : LogprobErrors(network.Logits(run.rows()[i][0]), exact, next)) {
+      ours.push_back(e);
+    }
+    for (const double e : LogprobErrors(logits(bf16, request), exact, next)) cpus.push_back(e);
+  }
+  std::sort(ours.begin(), ours.end());
+  std::sort(cpus.begin(), cpus.end());
+  for (const size_t percent : {50, 90, 99}) {
+    const size_t at = ours.size() * percent / 100;
+    std::printf("log-probabilities, %zu %% of the rows: off by %.4f at most, the CPU's %.4f\n",
+                percent, ours[at], cpus[at]);
+    if (percent < 99) {
+      EXPECT_LT(ours[at], 1.5 * cpus[at]) << percent;
+    }
+  }
+  EXPECT_TRUE(std::isfinite(ours.back()));
 }
 
 TEST_P(StepTest, BitsDoNotDependOnTheStep) {
