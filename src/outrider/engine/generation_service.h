@@ -53,7 +53,7 @@ struct EngineCounters {
   double kv_cache_usage = 0;           // 0 .. 1
   int32_t num_speculative_tokens = 0;  // drafts per request that the schedule asked for last
   bool paused = false;
-  bool failed = false;  // the device did: no request is taken any more
+  bool failed = false;          // the device did: no request is taken any more
   bool weights_asleep = false;  // their memory was given back
   bool cache_asleep = false;
   std::string weight_version;  // "": nobody named it
