@@ -10,8 +10,8 @@
 #                            what `docker build` copies, configured, the Python package's wheel
 #   scripts/test.sh --full   before a release: also the sanitizers' slow tests and the thread sanitizer
 #                            in every room, clang-tidy of all sources, longer fuzzing, schemathesis on
-#                            the HTTP API, agents and other client packages, wheels for python3.10 to
-#                            python3.13 where these are
+#                            the HTTP API, agents and other client packages, lm_eval, wheels for
+#                            python3.10 to python3.13 where these are
 #
 # No environment variable and no clock changes what is run. The last line reads "N passed, N failed";
 # the exit status is 1 when anything failed.
@@ -125,13 +125,14 @@ configure_as_in_image() {
 # against the program of the release build.
 check_wheel() {
   local name="wheel: $1" start=$SECONDS environment=$tmp/wheel log=build/wheel-tests.log
-  check "$name: build" scripts/wheel.sh --python "$1" || return
+  check "$name: build" scripts/wheel.sh --python "$1" --gpu $gpu || return
   say "$name: tests"
   # The log's last line reads "= 78 passed, 1 failed in 30.00s =".
   if "$1" -m venv "$environment" &&
-    "$environment/bin/pip" install -q build/dist/*.whl -r python/tests/requirements.txt &&
+    "$environment/bin/pip" install -q build/dist/*.whl "${wheel_packages[@]}" &&
     OUTRIDER_BINARY=$PWD/build/release/outrider TMPDIR=$tmp \
-      "$environment/bin/python" -m pytest -q -p no:cacheprovider python/tests 2>&1 | tee "$log" &&
+      "$environment/bin/python" -m pytest -q -p no:cacheprovider --mixes $python_mixes python/tests 2>&1 |
+    tee "$log" &&
     [[ $(tail -n 1 "$log") =~ ([0-9]+)\ passed ]]; then
     record "$name: tests" "${BASH_REMATCH[1]}" 0 $((SECONDS - start))
   elif [[ $(tail -n 1 "$log") =~ ([0-9]+)\ failed ]]; then
@@ -165,6 +166,8 @@ if $full; then
   exactness_requests=50000
   # Tests take longer than their compilation here.
   sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+  wheel_packages=(-r python/tests/requirements.txt -r python/tests/requirements_lm_eval.txt)
+  python_mixes=200
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=ON)
   tsan_rooms=(-UOUTRIDER_TEST_ROOMS)
 else
@@ -173,6 +176,8 @@ else
   fuzz_seconds=5
   exactness_requests=5000
   sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0 -g1"
+  wheel_packages=(-r python/tests/requirements.txt)
+  python_mixes=12
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=OFF)
   # Threads meet in the pool, the template interpreter, the executor's and the engine's thread, and
   # the server.

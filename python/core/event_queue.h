@@ -32,6 +32,11 @@ class EventQueue {
   /// `whole`: deltas of a choice are joined, and come with the last.
   void Add(int64_t request, size_t choice, bool whole, OutputDelta&& delta);
 
+  /// Remembers that answers to these come here.
+  void AddRequests(const std::vector<RequestId>& ids);
+  /// All of these, whether they have ended or not.
+  std::vector<RequestId> requests();
+
   /// All that is there; waits for something, at most `wait`. Without the GIL.
   std::vector<Event> Take(std::chrono::duration<double> wait);
 
@@ -42,6 +47,7 @@ class EventQueue {
   const int descriptor_;  // an eventfd
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<RequestId> requests_;
   std::vector<Event> events_;
   std::map<std::pair<int64_t, size_t>, OutputDelta> parts_;  // of whole answers
 };

@@ -236,7 +236,6 @@ void AddEvents(nb::module_& module) {
 
 void AddEngine(nb::module_& module) {
   nb::class_<StartedRequest>(module, "StartedRequest")
-      .def_ro("ids", &StartedRequest::ids)
       .def_ro("prompts", &StartedRequest::prompts)
       .def_ro("n", &StartedRequest::n);
   nb::class_<PythonEngine>(module, "Engine")
@@ -264,10 +263,10 @@ void AddEngine(nb::module_& module) {
           },
           nb::arg("events"), nb::arg("request"), nb::arg("body"), nb::arg("prompt"),
           nb::arg("answer"))
-      .def("abort", &PythonEngine::Abort, nb::arg("ids"), Released())
+      .def("abort", &PythonEngine::Abort, nb::arg("events"), Released())
       .def("reset_prefix_cache", &PythonEngine::ResetPrefixCache, Released())
       .def("counters",
-           [](const PythonEngine& engine) {
+           [](PythonEngine& engine) {
              EngineCounters counters;
              {
                const nb::gil_scoped_release released;
@@ -279,35 +278,37 @@ void AddEngine(nb::module_& module) {
            Released())
       .def(
           "decode",
-          [](const PythonEngine& engine, const nb::object& ids, bool skip_special_tokens) {
+          [](PythonEngine& engine, const nb::object& ids, bool skip_special_tokens) {
             const Prompt given = PromptOf(ids, "token_ids");
             const auto* tokens = std::get_if<std::vector<int32_t>>(&given);
             if (tokens == nullptr) throw nb::type_error("token_ids must be a sequence of ints");
+            const nb::gil_scoped_release released;
             return engine.Decode(*tokens, skip_special_tokens);
           },
           nb::arg("token_ids"), nb::arg("skip_special_tokens"))
       .def(
           "render_chat",
-          [](const PythonEngine& engine, const std::string& body) {
+          [](PythonEngine& engine, const std::string& body) {
             EncodedChat chat = engine.RenderChat(body);
             return std::pair(std::move(chat.text), std::move(chat.token_ids));
           },
           nb::arg("body"), Released())
       .def("token_bytes",
-           [](const PythonEngine& engine, int32_t id) {
-             const std::string bytes = engine.TokenBytes(id);
+           [](PythonEngine& engine, int32_t id) {
+             std::string bytes;
+             {
+               const nb::gil_scoped_release released;
+               bytes = engine.TokenBytes(id);
+             }
              return nb::bytes(bytes.data(), bytes.size());
            })
-      .def("is_special", &PythonEngine::IsSpecial)
-      .def("tokenizer_info", &PythonEngine::TokenizerInfo)
+      .def("tokenizer_info", &PythonEngine::TokenizerInfo, Released())
       .def_prop_ro("max_model_len", &PythonEngine::max_model_len)
-      .def_prop_ro("vocab_size",
-                   [](const PythonEngine& engine) { return engine.limits().vocab_size; })
-      .def_prop_ro(
-          "num_speculative_tokens",
-          [](const PythonEngine& engine) { return engine.limits().num_speculative_tokens; })
-      .def_prop_ro("kernels", [](const PythonEngine& engine) { return engine.loaded().kernels; })
-      .def_prop_ro("sampling_defaults", [](const PythonEngine& engine) {
+      .def_prop_ro("vocab_size", [](PythonEngine& engine) { return engine.limits().vocab_size; })
+      .def_prop_ro("num_speculative_tokens",
+                   [](PythonEngine& engine) { return engine.limits().num_speculative_tokens; })
+      .def_prop_ro("kernels", [](PythonEngine& engine) { return engine.loaded().kernels; })
+      .def_prop_ro("sampling_defaults", [](PythonEngine& engine) {
         const openai::SamplingDefaults& defaults = engine.limits().defaults;
         nb::dict result;
         if (defaults.temperature) result["temperature"] = *defaults.temperature;

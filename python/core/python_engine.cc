@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <mutex>
 #include <thread>
 
 #include "outrider/base/error.h"
@@ -52,6 +53,23 @@ struct PythonEngine::Parts {
   EngineThread thread;
 };
 
+class PythonEngine::Use {
+ public:
+  /// Throws Error (kUnavailable) in another process, and after Stop.
+  explicit Use(PythonEngine& engine) : engine_(engine) {
+    engine_.process_.Require();
+    lock_ = std::shared_lock(engine_.stopping_);
+    if (engine_.parts_ == nullptr) {
+      throw Error(ErrorCode::kUnavailable, "the engine was shut down; make another one");
+    }
+  }
+  Parts* operator->() const { return engine_.parts_.get(); }
+
+ private:
+  PythonEngine& engine_;
+  std::shared_lock<std::shared_mutex> lock_;
+};
+
 PythonEngine::PythonEngine(const OptionTexts& options, const LoadProgress& progress) {
   const Settings settings = SettingsOf(options);
   loaded_ = cli::LoadAndLog(settings.engine, progress);
@@ -71,16 +89,9 @@ PythonEngine::~PythonEngine() {
 
 void PythonEngine::Stop() {
   process_.Require();
+  const std::lock_guard alone(stopping_);
   parts_.reset();
   loaded_.engine.reset();
-}
-
-PythonEngine::Parts& PythonEngine::parts() const {
-  process_.Require();
-  if (parts_ == nullptr) {
-    throw Error(ErrorCode::kUnavailable, "the engine was shut down; make another one");
-  }
-  return *parts_;
 }
 
 openai::TokenRequest PythonEngine::Parse(const std::string& body, bool is_chat,
@@ -99,62 +110,68 @@ openai::TokenRequest PythonEngine::Parse(const std::string& body, bool is_chat,
 StartedRequest PythonEngine::Submit(const std::shared_ptr<EventQueue>& events, int64_t request,
                                     const std::string& body, bool is_chat, Prompt prompt,
                                     bool whole) {
-  return parts().generator.Stream(Parse(body, is_chat, std::move(prompt)),
-                                  [events, request, whole](size_t choice, OutputDelta&& delta) {
-                                    events->Add(request, choice, whole, std::move(delta));
-                                  });
+  const Use running(*this);
+  StartedRequest started =
+      running->generator.Stream(Parse(body, is_chat, std::move(prompt)),
+                                [events, request, whole](size_t choice, OutputDelta&& delta) {
+                                  events->Add(request, choice, whole, std::move(delta));
+                                });
+  events->AddRequests(started.ids);
+  return started;
 }
 
 StartedRequest PythonEngine::Score(const std::shared_ptr<EventQueue>& events, int64_t request,
                                    const std::string& body, Prompt prompt, Prompt answer) {
-  Parts& running = parts();
+  const Use running(*this);
   std::vector<int32_t> tokens;
   if (auto* text = std::get_if<std::string>(&answer)) {
-    tokens = running.encoder->EncodeText(*text, /*add_special_tokens=*/false);
+    tokens = running->encoder->EncodeText(*text, /*add_special_tokens=*/false);
   } else if (auto* ids = std::get_if<std::vector<int32_t>>(&answer)) {
     tokens = std::move(*ids);
   }
-  return running.generator.Score(Parse(body, /*is_chat=*/false, std::move(prompt)),
-                                 std::move(tokens),
-                                 [events, request](size_t choice, OutputDelta&& delta) {
-                                   events->Add(request, choice, /*whole=*/true, std::move(delta));
-                                 });
+  StartedRequest started =
+      running->generator.Score(Parse(body, /*is_chat=*/false, std::move(prompt)), std::move(tokens),
+                               [events, request](size_t choice, OutputDelta&& delta) {
+                                 events->Add(request, choice, /*whole=*/true, std::move(delta));
+                               });
+  events->AddRequests(started.ids);
+  return started;
 }
 
-void PythonEngine::Abort(const std::vector<uint64_t>& ids) {
+void PythonEngine::Abort(EventQueue& events) {
   process_.Require();
+  const std::shared_lock lock(stopping_);
   if (parts_ == nullptr) return;  // they have ended with it
-  for (const RequestId id : ids) parts_->generator.Abort(id);
+  for (const RequestId id : events.requests()) parts_->generator.Abort(id);
 }
 
-void PythonEngine::ResetPrefixCache() { parts().generator.ResetPrefixCache(); }
+void PythonEngine::ResetPrefixCache() { Use(*this)->generator.ResetPrefixCache(); }
 
-EngineCounters PythonEngine::Counters() const {
-  parts();
+EngineCounters PythonEngine::Counters() {
+  const Use running(*this);
   return loaded_.engine->CountersAfterStep();
 }
 
-std::vector<int32_t> PythonEngine::Encode(const std::string& text, bool add_special_tokens) const {
-  return parts().encoder->EncodeText(text, add_special_tokens);
+std::vector<int32_t> PythonEngine::Encode(const std::string& text, bool add_special_tokens) {
+  return Use(*this)->encoder->EncodeText(text, add_special_tokens);
 }
 
-std::string PythonEngine::Decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const {
+std::string PythonEngine::Decode(const std::vector<int32_t>& ids, bool skip_special_tokens) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= limits_.vocab_size) {
       throw InvalidArgument("token id {} is out of range: ids of this model are 0 to {}", id,
                             limits_.vocab_size - 1);
     }
   }
-  return parts().generator.preparer().TextOf(ids, skip_special_tokens);
+  return Use(*this)->generator.preparer().TextOf(ids, skip_special_tokens);
 }
 
-EncodedChat PythonEngine::RenderChat(const std::string& body) const {
-  return parts().encoder->EncodeChat(openai::ParseChatRequest(body, limits_).chat);
+EncodedChat PythonEngine::RenderChat(const std::string& body) {
+  return Use(*this)->encoder->EncodeChat(openai::ParseChatRequest(body, limits_).chat);
 }
 
-std::string PythonEngine::TokenBytes(int32_t id) const { return parts().encoder->TokenBytes(id); }
-bool PythonEngine::IsSpecial(int32_t id) const { return parts().encoder->IsSpecial(id); }
-std::string PythonEngine::TokenizerInfo() const { return parts().encoder->TokenizerInfoJson(); }
+std::string PythonEngine::TokenBytes(int32_t id) { return Use(*this)->encoder->TokenBytes(id); }
+std::string PythonEngine::TokenizerInfo() { return Use(*this)->encoder->TokenizerInfoJson(); }
 
 struct PythonServer::Parts {
   Parts(const Settings& settings, LoadedEngine engine)

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,7 +49,8 @@ class PythonEngine {
   PythonEngine(const PythonEngine&) = delete;
   PythonEngine& operator=(const PythonEngine&) = delete;
 
-  /// Ends all requests, then the engine. Every other call fails afterwards.
+  /// Ends all requests, then the engine, once the other threads' calls have returned. Every other
+  /// call fails afterwards.
   void Stop();
 
   /// Submits a request to events' reader under the name `request`. `body`: a body of
@@ -59,18 +61,18 @@ class PythonEngine {
   /// As Submit, for an answer that is given: text, or token ids.
   StartedRequest Score(const std::shared_ptr<EventQueue>& events, int64_t request,
                        const std::string& body, Prompt prompt, Prompt answer);
-  void Abort(const std::vector<uint64_t>& ids);
+  /// Ends all requests whose answers come to `events`.
+  void Abort(EventQueue& events);
   void ResetPrefixCache();
 
   /// All that answers had before the call is counted; waits for the step that runs.
-  EngineCounters Counters() const;
-  std::vector<int32_t> Encode(const std::string& text, bool add_special_tokens) const;
-  std::string Decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
+  EngineCounters Counters();
+  std::vector<int32_t> Encode(const std::string& text, bool add_special_tokens);
+  std::string Decode(const std::vector<int32_t>& ids, bool skip_special_tokens);
   /// The prompt of a body of /v1/chat/completions.
-  EncodedChat RenderChat(const std::string& body) const;
-  std::string TokenBytes(int32_t id) const;
-  bool IsSpecial(int32_t id) const;
-  std::string TokenizerInfo() const;
+  EncodedChat RenderChat(const std::string& body);
+  std::string TokenBytes(int32_t id);
+  std::string TokenizerInfo();
 
   const LoadedEngine& loaded() const { return loaded_; }
   int32_t max_model_len() const { return limits_.max_model_len; }
@@ -79,12 +81,14 @@ class PythonEngine {
  private:
   /// What runs; null once it was stopped.
   struct Parts;
-  Parts& parts() const;
+  /// What runs, which stays until this is gone.
+  class Use;
   openai::TokenRequest Parse(const std::string& body, bool is_chat, Prompt prompt) const;
 
   const ProcessCheck process_;
   LoadedEngine loaded_;
   openai::RequestLimits limits_;
+  std::shared_mutex stopping_;  // shared by calls, held alone by Stop
   std::unique_ptr<Parts> parts_;
 };
 

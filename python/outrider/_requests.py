@@ -114,20 +114,20 @@ class Request:
             if count is not None:
                 body.update(logprobs=True, top_logprobs=count)
             body.update(what.fields)
-            self._started = engine.submit(events, number, to_json(body), True, None, whole)
+            started = engine.submit(events, number, to_json(body), True, None, whole)
         else:
             content = prompt_content(what)
             prompt_text = content if isinstance(content, str) else None
             body["prompt"] = "-"
             if answer is None:
-                self._started = engine.submit(events, number, to_json(body), False, content, whole)
+                started = engine.submit(events, number, to_json(body), False, content, whole)
             else:
-                self._started = engine.score(events, number, to_json(body), content, answer)
+                started = engine.score(events, number, to_json(body), content, answer)
         self._tokenizer = tokenizer
         self._wants_logprobs = params.logprobs is not None
         self._wants_prompt_logprobs = params.prompt_logprobs is not None
-        self._unfinished = set(range(len(self._started.ids)))
-        prompt_ids = self._started.prompts[0]
+        self._unfinished = set(range(started.n))
+        prompt_ids = started.prompts[0]
         if isinstance(what, Conversation):
             prompt_text = tokenizer.decode(prompt_ids)
         self.output = RequestOutput(
@@ -136,7 +136,7 @@ class Request:
             prompt_token_ids=prompt_ids,
             outputs=[
                 CompletionOutput(index, logprobs=[] if self._wants_logprobs else None)
-                for index in range(len(self._started.ids))
+                for index in range(started.n)
             ],
         )
 
@@ -162,6 +162,3 @@ class Request:
         choice.stop_reason = event.stop_reason
         choice.stats = outputs.request_stats(event.stats)
         self.output.finished = not self._unfinished
-
-    def unfinished_ids(self) -> list[int]:
-        return [self._started.ids[choice] for choice in sorted(self._unfinished)]

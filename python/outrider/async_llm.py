@@ -113,5 +113,5 @@ class AsyncLLM:
                 yield _snapshot(request.output)
         finally:
             loop.remove_reader(events.descriptor())
-            if request is not None and not request.output.finished:
-                engine.abort(request.unfinished_ids())
+            if request is None or not request.output.finished:
+                engine.abort(events)

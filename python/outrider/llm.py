@@ -206,7 +206,7 @@ class LLM:
                     raise _core.UnavailableError("the engine was shut down while requests ran")
         finally:
             if num_open > 0:
-                self._engine.abort([id for request in requests for id in request.unfinished_ids()])
+                self._engine.abort(events)
             if bar is not None:
                 bar.close()
             _logging.drain()

@@ -41,8 +41,11 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        ids = self.encode(self.eos_token, add_special_tokens=False) if self.eos_token else []
-        return ids[0] if len(ids) == 1 else None
+        return self._id_of(self.eos_token)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of(self.bos_token)
 
     @property
     def chat_template(self) -> str | None:
@@ -60,6 +63,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for: possibly a part of a character."""
         return self._engine.token_bytes(token_id)
+
+    def _id_of(self, text: str | None) -> int | None:
+        ids = self.encode(text, add_special_tokens=False) if text else []
+        return ids[0] if len(ids) == 1 else None
 
     def _token_text(self, token_id: int) -> str:
         return self._engine.token_bytes(token_id).decode("utf-8", "replace")

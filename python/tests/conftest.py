@@ -8,7 +8,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ QUESTION = (
     "Ada has 12 apples. At the market, Ada buys 7 more apples and then gives 5 to a friend. "
     "How many apples does Ada have now?"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mixes", type=int, default=12, help="random mixes of test_exactness.py")
+    parser.addoption("--first-mix", type=int, default=0, help="the number of the first of them")
 
 
 def program() -> str:
@@ -54,6 +60,16 @@ def run_python(code: str, *, status: int = 0) -> subprocess.CompletedProcess[str
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    """Whether it comes to hold, within a time that is long enough for any machine."""
+    end = time.monotonic() + 60
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 import outrider
 from outrider import AsyncLLM, LLM, RequestOutput, SamplingParams
-from conftest import MODEL, QUESTION
+from conftest import MODEL, QUESTION, wait_until
 
 PARAMS = SamplingParams(temperature=0, max_tokens=40, logprobs=1)
+
+
+async def until(holds: Callable[[], bool]) -> bool:
+    return await asyncio.to_thread(wait_until, holds)
 
 
 async def last(answers: AsyncIterator[RequestOutput]) -> RequestOutput:
@@ -45,12 +49,12 @@ def test_answers_grow_to_those_of_llm(llm: LLM) -> None:
 
 
 def test_cancellation_and_leaving_early_abort() -> None:
-    long = SamplingParams(max_tokens=1900, ignore_eos=True)
+    long = SamplingParams(n=16, max_tokens=1900, ignore_eos=True)
 
     async def run() -> None:
-        async with AsyncLLM(MODEL, num_threads=1) as engine:
+        async with AsyncLLM(MODEL, num_threads=1, max_num_seqs=16) as engine:
             task = asyncio.ensure_future(last(engine.generate("Ada", long)))
-            await asyncio.sleep(0.1)
+            assert await until(lambda: engine.get_metrics()["num_requests_running"] == 16)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -58,13 +62,8 @@ def test_cancellation_and_leaving_early_abort() -> None:
             async for _ in answers:
                 break
             await answers.aclose()
-            for _ in range(100):
-                metrics = engine.get_metrics()
-                if metrics["finished_abort"] == 2:
-                    break
-                await asyncio.sleep(0.05)
-            assert metrics["finished_abort"] == 2
-            assert metrics["num_requests_running"] == 0
+            assert await until(lambda: engine.get_metrics()["finished_abort"] == 32)
+            assert engine.get_metrics()["num_requests_running"] == 0
 
     asyncio.run(run())
 

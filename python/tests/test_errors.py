@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 import outrider
 from outrider import LLM, SamplingParams
-from conftest import MODEL
+from conftest import MODEL, wait_until
 
 
 @pytest.mark.parametrize(
@@ -99,11 +98,8 @@ def test_one_bad_prompt_ends_all_and_the_engine_goes_on(llm: LLM) -> None:
         llm.generate(["Ada has", [10**6]], SamplingParams(max_tokens=200, ignore_eos=True))
     (answer,) = llm.generate("Ada", SamplingParams(max_tokens=2))
     assert answer.finished
-    for _ in range(100):  # an abort is seen to between steps
-        if llm.get_metrics()["num_requests_running"] == 0:
-            break
-        time.sleep(0.02)
-    assert llm.get_metrics()["num_requests_running"] == 0
+    # An abort is seen to between steps.
+    assert wait_until(lambda: llm.get_metrics()["num_requests_running"] == 0)
 
 
 def test_a_template_that_takes_too_long_or_is_wrong(llm: LLM, tmp_path: pathlib.Path) -> None:

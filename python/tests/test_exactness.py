@@ -1,30 +1,38 @@
-"""Random mixes of requests through LLM, all together with everything on, equal those of the program,
-one after the other without drafts: tokens, and bits of log-probabilities."""
+"""Random mixes of requests through LLM, together and with everything on, equal those of the program,
+one after the other without drafts: texts, tokens, and bits of log-probabilities.
+
+`pytest python/tests/test_exactness.py --mixes 300 --first-mix 1000` runs as many as one likes.
+"""
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import struct
 import subprocess
+import threading
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-from outrider import LLM, SamplingParams
-from conftest import MODEL, program
+from outrider import LLM, CompletionOutput, RequestOutput, SamplingParams
+from conftest import program
+from mixes import Asked, Mix, random_mix
 
-NUM_REQUESTS = 60
+NUM_REQUESTS = 24
+LEAST_LOGPROB = -9999.0  # what the program writes for a token that cannot come
 
 
-@pytest.fixture(scope="module")
-def plain_server() -> Iterator[str]:
+@contextmanager
+def plain_server(model: Any) -> Iterator[str]:
     """The program's server: one request at a time, no drafts, no prefix cache."""
-    command = [program(), "serve", str(MODEL), "--port", "0", "--num-threads", "1"]
+    command = [program(), "serve", str(model), "--port", "0", "--num-threads", "1"]
     command += ["--spec-tokens", "0", "--max-num-seqs", "1", "--no-enable-prefix-caching"]
+    command += ["--tool-call-parser", "none", "--reasoning-parser", "none"]  # answers as they are written
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -38,83 +46,168 @@ def plain_server() -> Iterator[str]:
             process.stderr.read()
 
 
-def random_request(rng: random.Random, vocab_size: int, shared: list[int]) -> tuple[list[int], dict[str, Any]]:
-    """Token ids, and sampling fields under the names of the HTTP API."""
-    prompt = shared[: rng.choice([0, 40, 130, len(shared)])]
-    prompt = prompt + [rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 60))]
-    fields: dict[str, Any] = {
-        "max_tokens": rng.randint(1, 40),
-        "seed": rng.randrange(2**63),
-        "temperature": rng.choice([0, 0.6, 1, 1.5]),
-        "logprobs": rng.randint(0, 4),
-        "ignore_eos": rng.random() < 0.5,
-    }
-    choices: dict[str, Any] = {
-        "top_k": rng.randint(1, 50),
-        "top_p": rng.uniform(0.3, 1),
-        "min_p": rng.uniform(0, 0.3),
-        "repetition_penalty": rng.uniform(0.8, 1.5),
-        "presence_penalty": rng.uniform(-1, 1),
-        "frequency_penalty": rng.uniform(-1, 1),
-        "min_tokens": rng.randint(0, fields["max_tokens"]),
-        "stop_token_ids": [rng.randrange(vocab_size) for _ in range(5)],
-        "logit_bias": {rng.randrange(vocab_size): rng.uniform(-50, 50) for _ in range(4)},
-        "allowed_token_ids": [rng.randrange(vocab_size) for _ in range(40)],
-        "prompt_logprobs": rng.randint(0, 2),
-        "structured_outputs": {"regex": "[a-z ]{3,30}"},
-        "priority": rng.randint(-2, 2),
-    }
-    for name, value in choices.items():
-        if rng.random() < 0.2:
-            fields[name] = value
-    return prompt, fields
+@pytest.fixture(scope="module")
+def url_of() -> Iterator[Callable[[Any], str]]:
+    """By model: where its plain server is, which starts when it is needed."""
+    urls: dict[Any, str] = {}
+    with ExitStack() as stack:
+
+        def find(model: Any) -> str:
+            if model not in urls:
+                urls[model] = stack.enter_context(plain_server(model))
+            return urls[model]
+
+        yield find
 
 
-def of_program(url: str, prompt: list[int], fields: dict[str, Any]) -> dict[str, Any]:
-    body = {"token_ids": prompt, "sampling_params": {k: v for k, v in fields.items() if k != "priority"}}
-    body = json.loads(json.dumps(body))  # keys of logit_bias are texts
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mix_number" in metafunc.fixturenames:
+        first = metafunc.config.getoption("first_mix")
+        metafunc.parametrize("mix_number", range(first, first + metafunc.config.getoption("mixes")))
+
+
+def of_program(url: str, asked: Asked) -> dict[str, Any]:
+    body = {**asked.fields, "return_token_ids": True}
+    for name in ("priority", "cache_salt", "num_speculative_tokens"):
+        body.pop(name, None)  # which have no effect on an answer
+    if asked.is_chat:
+        body["messages"] = asked.what
+        if "logprobs" in body:
+            body.update(logprobs=True, top_logprobs=body["logprobs"])
+    else:
+        body["prompt"] = asked.what
+    route = "/v1/chat/completions" if asked.is_chat else "/v1/completions"
     request = urllib.request.Request(
-        url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        url + route, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        choice: dict[str, Any] = json.load(answer)["choices"][0]
-        return choice
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told: dict[str, Any] = json.load(answer)
+            return told
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{body}: {error.read().decode()}")
 
 
-def float_bits(value: float) -> bytes:
-    return struct.pack("f", max(value, -9999.0))  # JSON has no infinity
+def bits(logprob: float) -> bytes:
+    return struct.pack("f", max(logprob, LEAST_LOGPROB))
 
 
-@pytest.mark.parametrize(
-    ("seed", "options"),
-    [
-        (1, {"speculative_config": {"num_speculative_tokens": 3}}),
-        (2, {"spec_tokens": 2, "block_size": 16, "max_num_batched_tokens": 96, "max_num_seqs": 7}),
-        (3, {"spec_method": "ngram", "kv_cache_memory_bytes": "8MiB", "max_model_len": 512}),
-    ],
-)
-def test_mixes_equal_those_of_the_program(
-    plain_server: str, seed: int, options: dict[str, Any]
-) -> None:
-    rng = random.Random(seed)
-    with LLM(MODEL, num_threads=1, **options) as llm:
-        vocab_size = llm.get_tokenizer().vocab_size
-        shared = [rng.randrange(3, vocab_size) for _ in range(200)]
-        mix = [random_request(rng, vocab_size, shared) for _ in range(NUM_REQUESTS)]
-        answers = llm.generate(
-            [prompt for prompt, _ in mix], [SamplingParams(**fields) for _, fields in mix]
-        )
-        drafted = llm.get_metrics()["speculation"].num_accepted_tokens
-    assert drafted > 0
-    for (prompt, fields), answer in zip(mix, answers):
-        told = of_program(plain_server, prompt, fields)
-        output = answer.outputs[0]
-        assert output.token_ids == told["token_ids"], fields
-        assert output.finish_reason == told["finish_reason"]
-        assert output.logprobs is not None
-        entries = told["logprobs"]["content"]
-        assert len(output.logprobs) == len(entries)
-        for token, position, entry in zip(output.token_ids, output.logprobs, entries):
-            assert float_bits(position[token].logprob) == float_bits(entry["logprob"])
-            for other in entry["top_logprobs"]:
-                assert float_bits(position[other["token_id"]].logprob) == float_bits(other["logprob"])
+def spelled(output: CompletionOutput) -> list[tuple[bytes, dict[str, bytes]]]:
+    """For each position the token's own bits, and those of the likeliest tokens by their spelling."""
+    assert output.logprobs is not None
+    result = []
+    for token, position in zip(output.token_ids, output.logprobs, strict=True):
+        likeliest: dict[str, float] = {}
+        for entry in position.values():
+            assert entry.decoded_token is not None
+            before = likeliest.get(entry.decoded_token, -float("inf"))
+            likeliest[entry.decoded_token] = max(before, entry.logprob)
+        own = bits(position[token].logprob)
+        result.append((own, {text: bits(value) for text, value in likeliest.items()}))
+    return result
+
+
+def told_logprobs(choice: dict[str, Any], is_chat: bool) -> list[tuple[bytes, dict[str, bytes]]]:
+    """As `spelled`, of the program's answer."""
+    result = []
+    if is_chat:
+        for entry in choice["logprobs"]["content"]:
+            likeliest: dict[str, float] = {}
+            for one in [entry, *entry["top_logprobs"]]:
+                likeliest[one["token"]] = max(likeliest.get(one["token"], -float("inf")), one["logprob"])
+            result.append((bits(entry["logprob"]), {text: bits(v) for text, v in likeliest.items()}))
+        return result
+    told = choice["logprobs"]
+    for own, top in zip(told["token_logprobs"], told["top_logprobs"], strict=True):
+        result.append((bits(own), {text: bits(value) for text, value in top.items()}))
+    return result
+
+
+def check(asked: Asked, told: dict[str, Any], ours: RequestOutput) -> None:
+    choices = told["choices"]
+    prompt_ids = told["prompt_token_ids"] if asked.is_chat else choices[0]["prompt_token_ids"]
+    assert ours.prompt_token_ids == prompt_ids
+    assert ours.finished and len(ours.outputs) == len(choices)
+    for output, choice in zip(ours.outputs, choices):
+        assert output.token_ids == choice["token_ids"]
+        text = choice["message"]["content"] if asked.is_chat else choice["text"]
+        assert output.text == (text or "")
+        assert output.finish_reason == choice["finish_reason"]
+        assert output.stop_reason == choice["stop_reason"]
+        if "logprobs" in asked.fields:
+            assert spelled(output) == told_logprobs(choice, asked.is_chat)
+        else:
+            assert output.logprobs is None
+    if "prompt_logprobs" not in asked.fields:
+        return
+    scores = told["prompt_logprobs"] if asked.is_chat else choices[0]["prompt_logprobs"]
+    assert ours.prompt_logprobs is not None
+    assert len(ours.prompt_logprobs) == len(scores)
+    for position, score in zip(ours.prompt_logprobs, scores):
+        if position is None:
+            assert score is None
+            continue
+        assert {str(token): (bits(entry.logprob), entry.rank) for token, entry in position.items()} == {
+            token: (bits(entry["logprob"]), entry["rank"]) for token, entry in score.items()
+        }
+
+
+def run_together(llm: LLM, mix: Mix, scored: list[tuple[list[int], list[int]]]) -> tuple[
+    list[RequestOutput], list[RequestOutput]
+]:
+    """The answers, and scores of given ones: texts and ids in one call, chats and scores in calls
+    from other threads at the same time."""
+    answers: dict[int, RequestOutput] = {}
+    scores: list[RequestOutput] = []
+    failures: list[BaseException] = []
+
+    def ask(is_chat: bool) -> None:
+        places = [i for i, asked in enumerate(mix.requests) if asked.is_chat == is_chat]
+        whats: list[Any] = [mix.requests[i].what for i in places]
+        params = [SamplingParams(**mix.requests[i].fields) for i in places]
+        call = llm.chat if is_chat else llm.generate
+        answers.update(zip(places, call(whats, params, use_tqdm=False), strict=True))
+
+    def score() -> None:
+        scores.extend(llm.score([prompt for prompt, _ in scored], [answer for _, answer in scored]))
+
+    def run(part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException as error:  # of a thread, told by the test
+            failures.append(error)
+
+    parts = [lambda: ask(False), lambda: ask(True), score]
+    threads = [threading.Thread(target=run, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [answers[i] for i in range(len(mix.requests))], scores
+
+
+def test_a_mix_equals_that_of_the_program(url_of: Callable[[Any], str], mix_number: int) -> None:
+    mix = random_mix(mix_number, size=NUM_REQUESTS)
+    told = [of_program(url_of(mix.model), asked) for asked in mix.requests]
+    # What was generated, to be scored: whatever the sampling fields, they are the model's own.
+    scored = []
+    expected = []
+    for asked, answer in zip(mix.requests, told):
+        if not asked.is_chat and "logprobs" in asked.fields:
+            for choice in answer["choices"]:
+                scored.append((choice["prompt_token_ids"], choice["token_ids"]))
+                expected.append([bits(value) for value in choice["logprobs"]["token_logprobs"]])
+    with LLM(mix.model, use_tqdm=False, **mix.options) as llm:
+        answers, scores = run_together(llm, mix, scored)
+        drafted = llm.get_metrics()["speculation"].num_draft_tokens
+    for asked, one, ours in zip(mix.requests, told, answers):
+        try:
+            check(asked, one, ours)
+        except AssertionError as error:
+            raise AssertionError(f"mix {mix_number}, {mix.options}, {asked}: {error}") from error
+    for ours, values in zip(scores, expected, strict=True):
+        assert [own for own, _ in spelled(ours.outputs[0])] == values, mix.options
+    if mix.num_drafts is not None:  # else the engine drafts as many as pay, which may be none
+        assert (drafted > 0) == (mix.num_drafts > 0)

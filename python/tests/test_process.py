@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 import outrider
 from outrider import LLM, SamplingParams
-from conftest import MODEL, run_python
+from conftest import MODEL, run_python, wait_until
 
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 
@@ -27,13 +28,16 @@ def test_other_threads_run_while_the_engine_works(llm: LLM) -> None:
 
     counter = threading.Thread(target=count)
     counter.start()
-    start = time.monotonic()
-    llm.generate(["Ada", "Ben"], LONG)
-    seconds = time.monotonic() - start
+    for _ in range(20):  # on a busy machine the counter may have to wait
+        before, start = counted, time.monotonic()
+        llm.generate(["Ada", "Ben"], LONG)
+        while_asking, seconds = counted - before, time.monotonic() - start
+        if while_asking > 20 * seconds:
+            break
     done.set()
     counter.join()
     # Without the interpreter's lock it would have counted none or once.
-    assert seconds > 0.05 and counted > 20 * seconds
+    assert seconds > 0.05 and while_asking > 20 * seconds
 
 
 def test_threads_may_ask_at_the_same_time(llm: LLM) -> None:
@@ -77,21 +81,52 @@ def test_control_c_ends_a_long_generate_and_the_engine_goes_on() -> None:
         """
 import os, signal, threading, time
 from outrider import LLM, SamplingParams
-llm = LLM(MODEL, num_threads=1)
-threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
-start = time.monotonic()
+llm = LLM(MODEL, num_threads=1, max_num_seqs=64)
+def interrupt():
+    while llm.get_metrics()["num_requests_running"] < 64:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 try:
+    threading.Thread(target=interrupt).start()
     llm.generate(["Ada"] * 64, SamplingParams(max_tokens=1900, ignore_eos=True))
     print("it ended before the signal")
 except KeyboardInterrupt:
-    print("interrupted", time.monotonic() - start < 5)
+    print("interrupted")
 answer, = llm.generate("Ada", SamplingParams(max_tokens=3, ignore_eos=True))
 print(len(answer.outputs[0].token_ids))
-time.sleep(0.2)
-print(llm.get_metrics()["num_requests_running"], llm.get_metrics()["finished_abort"])
+metrics = llm.get_metrics()
+print(metrics["num_requests_running"], metrics["finished_abort"])
 """
     )
-    assert done.stdout.split("\n")[:3] == ["interrupted True", "3", "0 64"]
+    assert done.stdout.split("\n")[:3] == ["interrupted", "3", "0 64"]
+
+
+def test_control_c_while_requests_are_submitted_leaves_none() -> None:
+    done = run_python(
+        """
+import os, signal, threading, time
+from outrider import LLM, SamplingParams
+llm = LLM(MODEL, num_threads=1)
+for sooner in range(20):
+    def interrupt():
+        time.sleep(0.0005 * sooner)
+        os.kill(os.getpid(), signal.SIGINT)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        llm.generate(["Ada"] * 200, SamplingParams(max_tokens=1900, ignore_eos=True))
+        print("it ended before the signal")
+    except KeyboardInterrupt:
+        pass
+    thread.join()
+end = time.monotonic() + 60
+while (metrics := llm.get_metrics())["num_requests_running"] + metrics["num_requests_waiting"] > 0:
+    if time.monotonic() > end:
+        break
+print(metrics["num_requests_running"], metrics["finished_length"])
+"""
+    )
+    assert done.stdout == "0 0\n"
 
 
 def test_a_forked_process_is_refused() -> None:
@@ -149,3 +184,37 @@ def test_the_log_is_pythons(caplog: pytest.LogCaptureFixture, capfd: pytest.Capt
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "output can depend on batching" in warnings[0].getMessage()
     assert capfd.readouterr().err == ""
+
+
+def test_an_engine_may_be_shut_down_while_threads_ask_it() -> None:
+    asked = []
+    failures = []
+    stopping = LLM(MODEL, num_threads=1, use_tqdm=False)
+    tokenizer = stopping.get_tokenizer()
+    messages = [{"role": "user", "content": "Hello"}]
+    calls = [
+        lambda: stopping.generate("Ada has", SamplingParams(max_tokens=4), use_tqdm=False),
+        lambda: stopping.score("Ada has", " 12 apples"),
+        lambda: tokenizer.decode(tokenizer.encode("Ada has 12 apples. " * 50)),
+        lambda: tokenizer.apply_chat_template(messages),
+        stopping.get_metrics,
+        stopping.reset_prefix_cache,
+    ]
+
+    def ask(call: Callable[[], object]) -> None:
+        try:
+            while True:
+                call()
+                asked.append(call)
+        except outrider.UnavailableError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: set(asked) == set(calls))
+    stopping.shutdown()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == len(calls)
+    assert all("was shut down" in words for words in failures)

@@ -32,7 +32,7 @@ def test_a_server_answers_until_it_is_left(llm: LLM) -> None:
         assert chat["choices"][0]["message"]["content"] == ours.outputs[0].text
         url = server.base_url
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url + "/models", timeout=10)
+        urllib.request.urlopen(url + "/models", timeout=60)
 
 
 def test_two_servers_and_their_errors() -> None:
@@ -42,7 +42,7 @@ def test_two_servers_and_their_errors() -> None:
         with outrider.serve(MODEL, num_threads=1) as two:
             assert one.port != two.port
             for server in (one, two):
-                with urllib.request.urlopen(server.url + "/health", timeout=10) as answer:
+                with urllib.request.urlopen(server.url + "/health", timeout=60) as answer:
                     assert answer.status == 200
     with pytest.raises(TypeError, match="serve.. got an unexpected keyword argument 'prot'; did you mean port?"):
         outrider.serve(MODEL, prot=1)
