@@ -17,6 +17,13 @@ function(outrider_compile_together target)
   endif()
 endfunction()
 
+# The Python package's module is a shared library made of the object files of a program. Hidden names
+# cost no more calls than in a program.
+function(outrider_for_shared_library target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
 # outrider_room(NAME SOURCES file... [DEPS room-or-library...] [ONE_BY_ONE] [COLD])
 # One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries.
 # ONE_BY_ONE: never compile several of its sources at a time; they use the same names for their own things.
@@ -27,9 +34,7 @@ function(outrider_room name)
   if(NOT ARG_ONE_BY_ONE)
     outrider_compile_together(outrider_${name})
   endif()
-  # The Python package is a shared library made of these. Hidden names cost no more calls than in a program.
-  set_target_properties(outrider_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
-    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  outrider_for_shared_library(outrider_${name})
   target_link_libraries(outrider_${name} PUBLIC outrider_flags ${ARG_DEPS})
   if(ARG_COLD AND CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(outrider_${name} PRIVATE -O1)

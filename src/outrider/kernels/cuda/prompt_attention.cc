@@ -37,8 +37,9 @@ void LoadCudnn() {
   std::call_once(once, [] { fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW); });
   if (fe::cudnn_dlhandle == nullptr) {
     throw Unavailable(
-        "prompts on a GPU need cuDNN 9: libcudnn.so.9 was not found; install it (Python package "
-        "nvidia-cudnn-cu13) and name its folder in LD_LIBRARY_PATH");
+        "prompts on a GPU need cuDNN 9: libcudnn.so.9 was not found; in Python: pip install "
+        "'outrider[cuda]'; else install it (Python package nvidia-cudnn-cu13) and name its folder "
+        "in LD_LIBRARY_PATH");
   }
 }
 
