@@ -155,7 +155,7 @@ def _options(rng: random.Random, model: Any) -> dict[str, Any]:
     }
     if model == V3:
         # So little memory that requests are preempted, and ranks.
-        choices["kv_cache_memory_bytes"] = "8MiB"
+        choices["kv_cache_memory_bytes"] = "10MiB"
         choices["block_size"] = rng.choice([8, 16, 32])
         choices["tensor_parallel_size"] = 2
     for name, value in choices.items():
