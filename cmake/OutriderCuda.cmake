@@ -52,7 +52,9 @@ if(NOT OUTRIDER_CUDNN_FRONTEND_INCLUDE)
   if(NOT EXISTS ${frontend_root}/include/cudnn_frontend.h)
     message(STATUS "Downloading the headers of cudnn-frontend ${frontend_version} from PyPI")
     execute_process(
-      COMMAND ${Python3_EXECUTABLE} -m pip --disable-pip-version-check download --quiet --no-deps
+      # pip hides packages, itself too, from what it builds.
+      COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH --unset=PYTHONNOUSERSITE
+              ${Python3_EXECUTABLE} -m pip --disable-pip-version-check download --quiet --no-deps
               --only-binary :all: --implementation cp --python-version 3.11 --abi cp311
               --platform manylinux_2_28_x86_64 --dest ${frontend_downloads}
               nvidia-cudnn-frontend==${frontend_version}

@@ -15,7 +15,9 @@ if(NOT EXISTS ${xgrammar_sdist} AND NOT OUTRIDER_XGRAMMAR_SDIST)
   message(STATUS "Downloading xgrammar ${xgrammar_version} from PyPI")
   file(MAKE_DIRECTORY ${xgrammar_downloads})
   execute_process(
-    COMMAND ${Python3_EXECUTABLE} -m pip --disable-pip-version-check download --quiet --no-deps
+    # pip hides packages, itself too, from what it builds.
+    COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH --unset=PYTHONNOUSERSITE
+            ${Python3_EXECUTABLE} -m pip --disable-pip-version-check download --quiet --no-deps
             --no-binary xgrammar --dest ${xgrammar_downloads} xgrammar==${xgrammar_version}
     RESULT_VARIABLE xgrammar_result ERROR_VARIABLE xgrammar_error OUTPUT_VARIABLE xgrammar_output)
   if(NOT xgrammar_result EQUAL 0)
