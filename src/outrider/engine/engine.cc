@@ -100,16 +100,15 @@ EngineCounters Engine::CountersAfterStep() {
   auto ended = std::make_shared<std::promise<void>>();
   const std::future<void> end = ended->get_future();
   {
-    std::unique_lock lock(mailbox_->mutex);
-    if (!mailbox_->failure.empty()) {
-      lock.unlock();
-      return Counters();
+    const std::lock_guard lock(mailbox_->mutex);
+    if (mailbox_->failure.empty()) {
+      mailbox_->messages.emplace_back([ended](EngineCore&) { ended->set_value(); });
+      mailbox_->changed.notify_one();
     }
-    mailbox_->messages.emplace_back(
-        [ended = std::move(ended)](EngineCore&) { ended->set_value(); });
-    mailbox_->changed.notify_one();
   }
-  end.wait();  // also over when the engine fails, which drops its messages
+  // A promise that nobody can keep ends the wait, too: an engine that fails drops its messages.
+  ended.reset();
+  end.wait();
   return Counters();
 }
 
