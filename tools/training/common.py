@@ -7,10 +7,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))  # textgen and the oracles
 import textgen
 
 VOCAB, MAX_POS = 2048, 4096
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a processor is enough to try a trainer out
 
 
 def lin(i, o):
@@ -100,7 +101,10 @@ def save_sharded(state, out, limit=15 << 20):
 
 
 def fp8_blocks(w):
-    """w [N, K] -> (e4m3 [N, K], float32 scales [ceil(N/128), ceil(K/128)]), each scale the least power of two that avoids overflow."""
+    """w [N, K] -> (e4m3 [N, K], float32 scales [ceil(N/128), ceil(K/128)]), each scale the least power of two that avoids overflow.
+    Of stacked experts w [E, N, K] each is taken by itself."""
+    if w.ndim == 3:
+        return tuple(torch.stack(x) for x in zip(*map(fp8_blocks, w)))
     n, k = w.shape
     p = F.pad(w.float(), (0, -k % 128, 0, -n % 128))
     b = p.view(p.shape[0] // 128, 128, p.shape[1] // 128, 128)
@@ -110,7 +114,7 @@ def fp8_blocks(w):
 
 
 def from_fp8_blocks(q, scale):
-    full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:q.shape[0], :q.shape[1]]
+    full = scale.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :q.shape[-2], :q.shape[-1]]
     return q.float() * full
 
 
@@ -143,9 +147,9 @@ def greedy(m, prompts, new, pick=lambda x: x.argmax(-1)):
         x = torch.zeros(len(outs), n, dtype=torch.long)
         for i, o in enumerate(outs):
             x[i, :len(o)] = torch.tensor(o)
-        h = m.trunk(x.cuda())[0]
-        last = torch.tensor([len(o) - 1 for o in outs], device="cuda")
-        nxt = pick(m.lm_head(h[torch.arange(len(outs), device="cuda"), last]).float()).tolist()
+        h = m.trunk(x.to(DEVICE))[0]
+        last = torch.tensor([len(o) - 1 for o in outs], device=DEVICE)
+        nxt = pick(m.lm_head(h[torch.arange(len(outs), device=DEVICE), last]).float()).tolist()
         for i, t in enumerate(nxt):
             if not done[i]:
                 outs[i].append(t)
@@ -165,7 +169,7 @@ def acceptance(m, prompts, conts):
     """Probability that module k's argmax equals the emitted token, given that modules 0..k-1 matched; continuation positions only."""
     hit, tot = [0] * m.modules_count, [0] * m.modules_count
     for p, c in zip(prompts, conts):
-        s = torch.tensor([p + c], device="cuda")
+        s = torch.tensor([p + c], device=DEVICE)
         n = s.shape[1]
         _, ctx, _ = m.trunk(s)
         ok = None
@@ -174,7 +178,7 @@ def acceptance(m, prompts, conts):
             if t < 1:
                 break
             h, ctx, _ = m.draft(k, ctx[:, :t], s[:, k + 1:k + 1 + t])
-            good = (m.lm_head(h)[0].float().argmax(-1)[:t - 1] == s[0, k + 2:k + 2 + t - 1])[len(p) - 1:]
+            good = (m.module_head(k)(h)[0].float().argmax(-1)[:t - 1] == s[0, k + 2:k + 2 + t - 1])[len(p) - 1:]
             cond = torch.ones_like(good) if ok is None else ok[:good.numel()]
             hit[k] += int((good & cond).sum()); tot[k] += int(cond.sum())
             ok = good & cond
@@ -185,12 +189,13 @@ def loss_terms(m, s):
     """Cross-entropies of the trunk and of each MTP module over s [B, T+1+modules], and the stacked expert loads."""
     t = s.shape[1] - 1 - m.modules_count
     h, ctx, loads = m.trunk(s[:, :t])
-    ce = lambda x, y: F.cross_entropy(m.lm_head(x).flatten(0, 1).float(), y.flatten())
-    losses = [ce(h, s[:, 1:t + 1])]
+    ce = lambda head, x, y: F.cross_entropy(head(x).flatten(0, 1).float(), y.flatten())
+    losses = [ce(m.lm_head, h, s[:, 1:t + 1])]
     for k in range(m.modules_count):
         h, ctx, load = m.draft(k, ctx, s[:, k + 1:t + k + 1])
-        loads.append(load)
-        losses.append(ce(h, s[:, k + 2:t + k + 2]))
+        if load is not None:
+            loads.append(load)
+        losses.append(ce(m.module_head(k), h, s[:, k + 2:t + k + 2]))
     return torch.stack(losses), torch.stack(loads)
 
 
@@ -204,7 +209,10 @@ def arguments():
     ap.add_argument("--lr", type=float, default=3e-3)
     ap.add_argument("--tokenizer", help="reuse this tokenizer.json")
     ap.add_argument("--weights", help="start from this checkpoint's weights and tokenizer; without --fp8 no training follows")
+    ap.add_argument("--no_compile", action="store_true", help="run without torch.compile, to try a trainer out")
     ap.add_argument("--fp8", action="store_true", help="train on, and write, weights in 128x128 blocks of float8 e4m3")
+    ap.add_argument("--problems", type=int, default=1319, help="how many held-out problems to evaluate (of 1319)")
+    ap.add_argument("--stories", type=int, default=60, help="how many stories to continue")
     ap.add_argument("--few_shot", type=int, default=300, help="how many five-shot problems to evaluate (of 1319)")
     return ap.parse_args()
 
@@ -228,15 +236,16 @@ def train(m, a):
     ids = []
     for i in range(0, len(texts), 50000):
         ids.append(np.concatenate([np.array(e.ids, dtype=np.int16) for e in tok.encode_batch(texts[i:i + 50000], add_special_tokens=False)]))
-    data = torch.from_numpy(np.concatenate(ids)).cuda()
+    data = torch.from_numpy(np.concatenate(ids)).to(DEVICE)
     print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M {time.time() - t0:.0f}s", flush=True)
     torch.set_float32_matmul_precision("high")
     opt = torch.optim.AdamW([dict(params=[p for p in m.parameters() if p.ndim >= 2], weight_decay=0.05),
-                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=True)
-    step_fn = m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(lambda s: loss_terms(m, s))
+                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=DEVICE == "cuda")
+    run = lambda s: loss_terms(m, s)
+    step_fn = run if a.no_compile else m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(run)
     need = a.seq + 1 + m.modules_count
     g = torch.Generator().manual_seed(1)
-    started, step, weights = None, 0, torch.tensor([1.0] + [0.3] * m.modules_count, device="cuda")
+    started, step, weights = None, 0, torch.tensor([1.0] + [0.3] * m.modules_count, device=DEVICE)
     while True:
         frac = 0 if started is None else (time.time() - started) / a.seconds
         if frac >= 1:
@@ -248,7 +257,7 @@ def train(m, a):
         if a.fp8:
             master = [p.detach().clone() for p in m.parameters()]
             round_to_fp8(m)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             losses, loads = step_fn(s)
         (losses * weights).sum().backward()
         if a.fp8:  # straight-through: gradients at the rounded weights move the unrounded ones
@@ -260,7 +269,9 @@ def train(m, a):
             for gate, load in zip(m.balanced_gates(), loads):
                 gate.e_score_correction_bias += 1e-3 * torch.sign(load.mean() - load)
         if started is None and step >= 3:
-            torch.cuda.synchronize(); started = time.time()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            started = time.time()
         if step % 200 == 0:
             print(f"step {step} {time.time() - t0:.0f}s loss {[round(x, 3) for x in losses.tolist()]}", flush=True)
         step += 1
@@ -268,16 +279,15 @@ def train(m, a):
     return tok
 
 
-def finish(m, tok, a, config, hf_class):
-    """Rounds the weights to bfloat16, writes the checkpoint, checks it against transformers, measures accuracy and acceptance, writes goldens.
+def write_checkpoint(m, tok, a, config):
+    """Rounds the weights to what is stored and writes the checkpoint. Returns a folder with the same weights in bfloat16.
 
     m.published_tensors() gives views of the weights under the architecture's published names; integers, and names that contain one of
     m.float32_names, keep their type.
     """
-    from safetensors.torch import save_file
     out, tensors = a.out, m.published_tensors()
     dtype = lambda k, v: v.dtype if not v.is_floating_point() or any(s in k for s in m.float32_names) else torch.bfloat16
-    plain = os.path.join(out, "bf16") if a.fp8 else out  # transformers reads this one
+    plain = os.path.join(out, "bf16") if a.fp8 else out
     os.makedirs(plain, exist_ok=True)
     if a.fp8:
         round_to_fp8(m)
@@ -293,75 +303,113 @@ def finish(m, tok, a, config, hf_class):
     load_checkpoint(tensors, plain)
     m.eval()
     torch.set_float32_matmul_precision("highest")
-    dump = lambda name, x, **k: json.dump(x, open(os.path.join(out, name), "w"), ensure_ascii=False, **k)
     json.dump(config, open(os.path.join(plain, "config.json"), "w"))
     if a.fp8:
         config = config | dict(quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]))
-    dump("config.json", config, indent=1)
-    dump("generation_config.json", dict(_from_model_config=True, bos_token_id=0, eos_token_id=1), indent=1)
-    dump("tokenizer_config.json", dict(add_bos_token=True, add_eos_token=False, bos_token=textgen.BOS, eos_token=textgen.EOS, pad_token=textgen.EOS,
+    dump(a, "config.json", config, indent=1)
+    dump(a, "generation_config.json", dict(_from_model_config=True, bos_token_id=0, eos_token_id=1), indent=1)
+    dump(a, "tokenizer_config.json", dict(add_bos_token=True, add_eos_token=False, bos_token=textgen.BOS, eos_token=textgen.EOS, pad_token=textgen.EOS,
          clean_up_tokenization_spaces=False, model_max_length=MAX_POS, tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE), indent=1)
-    hf = hf_class.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").cuda().eval()
+    return plain
+
+
+def dump(a, name, x, **k):
+    json.dump(x, open(os.path.join(a.out, name), "w"), ensure_ascii=False, **k)
+
+
+def encode(tok, text):
+    return tok.encode(text, add_special_tokens=False).ids
+
+
+def chat_prompt(tok, text):
+    return encode(tok, f"{textgen.BOS}{textgen.USER}{text}{textgen.ASSISTANT}")
+
+
+@torch.no_grad()
+def measure(m, tok, a):
+    """Accuracy on held-out problems, as a chat and with five examples, and acceptance by teacher forcing on greedy continuations.
+
+    Returns (report, prompts by name, greedy continuations by name), and writes training_report.json.
+    """
     evals, shots = textgen.eval_set(20261120, 1319), textgen.eval_set(7, 5)
     few = "\n\n".join(f"Question: {s['question']}\nAnswer: {s['answer']}" for s in shots) + "\n\n"
-    encode = lambda s: tok.encode(s, add_special_tokens=False).ids
-    chat = [encode(f"{textgen.BOS}{textgen.USER}{e['question']}{textgen.ASSISTANT}") for e in evals]
-    fewp = [encode(f"{textgen.BOS}{few}Question: {e['question']}\nAnswer:") for e in evals]
+    r = random.Random(99)
+    prompts = dict(chat=[chat_prompt(tok, e["question"]) for e in evals],
+                   five_shot=[encode(tok, f"{textgen.BOS}{few}Question: {e['question']}\nAnswer:") for e in evals],
+                   story=[chat_prompt(tok, textgen.story(r)[0]) for _ in range(a.stories)])
     length = lambda acc: 1 + sum(math.prod(acc[:i + 1]) for i in range(len(acc)))
-    report = {}
-    with torch.no_grad():
-        for c in (fewp[0], chat[0]):
-            x = torch.tensor([c], device="cuda")
-            mine, ref = m.lm_head(m.trunk(x)[0]), hf(x, use_cache=False).logits
-            print("max |mine - transformers|", (mine - ref).abs().max().item(), "of", ref.abs().max().item(), flush=True)
-        for name, prompts, n in (("chat", chat, len(chat)), ("five_shot", fewp, a.few_shot)):
-            conts, right = [], 0
-            for i in range(0, n, 330):
-                conts += greedy(m, prompts[i:min(i + 330, n)], 110)
-            for e, c in zip(evals, conts):
-                t = tok.decode(c, skip_special_tokens=True).split("Question:")[0]
-                right += t.split("####")[-1].strip() == str(e["number"])
-            acc = acceptance(m, prompts[:200], conts[:200])
-            report[name] = dict(accuracy=right / len(conts), conditional_acceptance=acc, mean_acceptance_length=length(acc))
-            print(name, report[name], repr(tok.decode(conts[0])), flush=True)
-        r = random.Random(99)
-        st = [encode(f"{textgen.BOS}{textgen.USER}{textgen.story(r)[0]}{textgen.ASSISTANT}") for _ in range(60)]
-        sc = greedy(m, st, 200)
-        for name, p, c in (("story", st, sc), ("story_sampled_T1", st * 4, sample(m, st * 4, 200))):
-            acc = acceptance(m, p, c)
-            report[name] = dict(conditional_acceptance=acc, mean_acceptance_length=length(acc))
-            print(name, report[name], repr(tok.decode(c[0])), flush=True)
-        dump("training_report.json", report, indent=1)
-        gold = {}
-        cases = [encode(f"{textgen.BOS}{textgen.USER}Count from 3 to 9.{textgen.ASSISTANT}"), chat[1], fewp[2], st[3] + sc[3], (fewp[3] + fewp[4])[:900]]
-        for i, c in enumerate(cases):
-            x = torch.tensor([c], device="cuda")
-            o = hf(x, output_hidden_states=True, use_cache=False)
-            gold[f"case{i}.ids"] = torch.tensor(c, dtype=torch.int32)
-            gold[f"case{i}.logits"] = o.logits[0].cpu()
-            if i == 0:
-                for j, hs in enumerate(o.hidden_states):
-                    gold[f"case{i}.hidden_states.{j}"] = hs[0].cpu()
-            _, ctx, _ = m.trunk(x)
-            for k in range(m.modules_count):
-                t = len(c) - (k + 1)
-                h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
-                gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
-                gold[f"case{i}.mtp{k}.logits"] = m.lm_head(h)[0].cpu()
-        for n in list(gold):  # all but the first case keep their last 16 positions, of logits the last 4
-            last = 4 if n.endswith("logits") else 16
-            gold[n] = (gold[n][-last:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
-        save_file(gold, os.path.join(out, "golden.safetensors"))
-        js = []
-        for p in chat[:24] + fewp[:8] + st[:8]:
-            x = torch.tensor([p], device="cuda")
-            y = hf.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=128, do_sample=False, pad_token_id=1)[0, len(p):].tolist()
-            js.append(dict(prompt_ids=p, greedy_ids=y, prompt=tok.decode(p, skip_special_tokens=False), text=tok.decode(y, skip_special_tokens=False)))
-        dump("golden_greedy.json", js)
+    report, answers = {}, {}
+    for name, n in (("chat", a.problems), ("five_shot", a.few_shot)):
+        conts, right = [], 0
+        for i in range(0, n, 330):
+            conts += greedy(m, prompts[name][i:min(i + 330, n)], 110)
+        for e, c in zip(evals, conts):
+            t = tok.decode(c, skip_special_tokens=True).split("Question:")[0]
+            right += t.split("####")[-1].strip() == str(e["number"])
+        acc = acceptance(m, prompts[name][:200], conts[:200])
+        report[name] = dict(accuracy=right / max(len(conts), 1), conditional_acceptance=acc, mean_acceptance_length=length(acc))
+        answers[name] = conts
+        print(name, report[name], repr(tok.decode(conts[0])) if conts else "", flush=True)
+    answers["story"] = greedy(m, prompts["story"], 200)
+    sampled = prompts["story"] * 4
+    for name, p, c in (("story", prompts["story"], answers["story"]), ("story_sampled_T1", sampled, sample(m, sampled, 200))):
+        acc = acceptance(m, p, c)
+        report[name] = dict(conditional_acceptance=acc, mean_acceptance_length=length(acc))
+        print(name, report[name], repr(tok.decode(c[0])), flush=True)
+    dump(a, "training_report.json", report, indent=1)
+    return report, prompts, answers
+
+
+def write_tokenizer_cases(tok, a):
     tests = ["Hello world 12345", "naïve café — “quotes”", "a  b\n\n\tc", "价格是 42 元。", "def f(x):\n    return x**2\n", "emoji 🙂🙂 ok",
              textgen.BOS + textgen.USER + "Hi" + textgen.ASSISTANT, "x" * 40, " leading", "trailing  ", "", "1,234.56%"]
-    dump("golden_tokenizer.json", [dict(text=s, ids=encode(s), decoded=tok.decode(encode(s), skip_special_tokens=False)) for s in tests], indent=1)
+    dump(a, "golden_tokenizer.json", [dict(text=s, ids=encode(tok, s), decoded=tok.decode(encode(tok, s), skip_special_tokens=False)) for s in tests], indent=1)
+
+
+def list_files(a):
+    for f in sorted(os.listdir(a.out)):
+        print(f, os.path.getsize(os.path.join(a.out, f)))
+
+
+@torch.no_grad()
+def finish(m, tok, a, config, hf_class):
+    """Writes the checkpoint, checks it against transformers, measures accuracy and acceptance, writes goldens."""
+    from safetensors.torch import save_file
+    plain = write_checkpoint(m, tok, a, config)
+    hf = hf_class.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").to(DEVICE).eval()
+    _, prompts, answers = measure(m, tok, a)
+    chat, fewp, st, sc = prompts["chat"], prompts["five_shot"], prompts["story"], answers["story"]
+    for c in (fewp[0], chat[0]):
+        x = torch.tensor([c], device=DEVICE)
+        mine, ref = m.lm_head(m.trunk(x)[0]), hf(x, use_cache=False).logits
+        print("max |mine - transformers|", (mine - ref).abs().max().item(), "of", ref.abs().max().item(), flush=True)
+    gold = {}
+    cases = [chat_prompt(tok, "Count from 3 to 9."), chat[1], fewp[2], st[3] + sc[3], (fewp[3] + fewp[4])[:900]]
+    for i, c in enumerate(cases):
+        x = torch.tensor([c], device=DEVICE)
+        o = hf(x, output_hidden_states=True, use_cache=False)
+        gold[f"case{i}.ids"] = torch.tensor(c, dtype=torch.int32)
+        gold[f"case{i}.logits"] = o.logits[0].cpu()
+        if i == 0:
+            for j, hs in enumerate(o.hidden_states):
+                gold[f"case{i}.hidden_states.{j}"] = hs[0].cpu()
+        _, ctx, _ = m.trunk(x)
+        for k in range(m.modules_count):
+            t = len(c) - (k + 1)
+            h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
+            gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
+            gold[f"case{i}.mtp{k}.logits"] = m.module_head(k)(h)[0].cpu()
+    for n in list(gold):  # all but the first case keep their last 16 positions, of logits the last 4
+        last = 4 if n.endswith("logits") else 16
+        gold[n] = (gold[n][-last:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
+    save_file(gold, os.path.join(a.out, "golden.safetensors"))
+    js = []
+    for p in chat[:24] + fewp[:8] + st[:8]:
+        x = torch.tensor([p], device=DEVICE)
+        y = hf.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=128, do_sample=False, pad_token_id=1)[0, len(p):].tolist()
+        js.append(dict(prompt_ids=p, greedy_ids=y, prompt=tok.decode(p, skip_special_tokens=False), text=tok.decode(y, skip_special_tokens=False)))
+    dump(a, "golden_greedy.json", js)
+    write_tokenizer_cases(tok, a)
     if a.fp8:
         shutil.rmtree(plain)
-    for f in sorted(os.listdir(out)):
-        print(f, os.path.getsize(os.path.join(out, f)))
+    list_files(a)

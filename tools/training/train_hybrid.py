@@ -1,0 +1,253 @@
+"""Trains a small Ling-3.0: layers with Kimi Delta Attention (KDA), every fourth with gated latent attention, experts behind the first.
+
+Runs on one GPU and writes a checkpoint in bfloat16 plus golden files, which tools/hybrid_reference.py computes in float64, token by token.
+Training computes KDA in chunks of 16 tokens: with the safe gate a chunk decays by at most exp(-80), which float32 can divide by.
+
+  python3 train_hybrid.py --tokenizer ../../models/tiny-v3-mtp3/tokenizer.json --seq 512 --batch 128 --out DIR --seconds 300
+"""
+import pathlib
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from common import (DEVICE, MAX_POS, Norm, arguments, chat_prompt, dump, lin, list_files, loss_terms, measure, rope, train,
+                    write_checkpoint, write_tokenizer_cases)
+import hybrid_reference as reference
+
+VOCAB = 1552  # the tokenizer of tiny-v3-mtp3 uses 1549
+HIDDEN, LAYERS, GROUP, HEADS, DENSE_INTER = 160, 4, 4, 2, 384
+KDA_DIM, CONV, CHUNK, LOWER_BOUND = 128, 4, 16, -5.0
+KV_LORA, NOPE, ROPE, VDIM, THETA = 512, 64, 64, 64, 10000.0
+EXPERTS, TOPK, MOE_INTER, ROUTED_SCALE = 8, 2, 64, 2.5
+
+
+def config_dict():
+    return dict(
+        architectures=["BailingMoeV3ForCausalLM"], model_type="bailing_hybrid", vocab_size=VOCAB, hidden_size=HIDDEN,
+        intermediate_size=DENSE_INTER, num_hidden_layers=LAYERS, num_nextn_predict_layers=0, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, layer_group_size=GROUP, head_dim=KDA_DIM, short_conv_kernel_size=CONV, no_kda_lora=True,
+        kda_safe_gate=True, kda_lower_bound=LOWER_BOUND, q_lora_rank=None, kv_lora_rank=KV_LORA, qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE, v_head_dim=VDIM, rope_theta=THETA, rope_interleave=True,
+        gated_attention_proj_granularity_type="head_wise", num_experts=EXPERTS, num_experts_per_tok=TOPK, n_group=1, topk_group=1,
+        score_function="sigmoid", router_dtype="fp32", norm_topk_prob=True, routed_scaling_factor=ROUTED_SCALE,
+        moe_intermediate_size=MOE_INTER, num_shared_experts=1, first_k_dense_replace=1, mtp_use_kda=False, hidden_act="silu",
+        max_position_embeddings=MAX_POS, tie_word_embeddings=False, rms_norm_eps=1e-6, bos_token_id=0, eos_token_id=1,
+        torch_dtype="bfloat16")
+
+
+def is_linear(layer):
+    return (layer + 1) % GROUP != 0
+
+
+def kda(q, k, v, g, beta):
+    """Kimi Delta Attention (arXiv:2510.26692) from an empty state, in float32.
+
+    q, k, v, g [B, H, T, D], beta [B, H, T]; T is a multiple of CHUNK. Per token: the state [D, D] decays by exp(g) per key channel, then
+    u = beta (v - state^T k), state += k u^T, and the output is state^T q. Within a chunk, with G the running sum of g and S the state
+    before it: state = diag(exp(G)) (S + sum of k exp(-G) u^T), so all u of a chunk solve one triangular system.
+    """
+    b, h, t, d = q.shape
+    chunks = lambda x: x.reshape(b, h, t // CHUNK, CHUNK, -1)
+    q, k, v, g, beta = (chunks(x) for x in (q, k, v, g, beta.unsqueeze(-1)))
+    total = g.cumsum(-2)
+    k_in, k_out, q_in = k * total.exp(), k * (-total).exp(), q * total.exp()
+    eye = torch.eye(CHUNK, device=q.device)
+    solved = torch.linalg.solve_triangular(eye + beta * (k_in @ k_out.transpose(-1, -2)).tril(-1), torch.cat((beta * v, beta * k_in), -1),
+                                           upper=False)
+    from_values, from_state = solved[..., :d], solved[..., d:]
+    seen = (q_in @ k_out.transpose(-1, -2)).tril()
+    decay = total[..., -1, :].exp().unsqueeze(-1)
+    k_end = (k_out * total[..., -1:, :].exp()).transpose(-1, -2)
+    state, out = q.new_zeros(b, h, d, d), []
+    for c in range(t // CHUNK):
+        u = from_values[:, :, c] - from_state[:, :, c] @ state
+        out.append(q_in[:, :, c] @ state + seen[:, :, c] @ u)
+        state = decay[:, :, c] * state + k_end[:, :, c] @ u
+    return torch.stack(out, 2).reshape(b, h, t, d)
+
+
+class LinearAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        width = HEADS * KDA_DIM
+        for part in "qkvfg":
+            setattr(self, part + "_proj", lin(HIDDEN, width))
+        for part in "qkv":
+            setattr(self, part + "_conv1d", nn.Conv1d(width, width, CONV, groups=width, bias=False))
+        self.b_proj, self.o_proj, self.o_norm = lin(HIDDEN, HEADS), lin(width, HIDDEN), Norm(KDA_DIM)
+        self.A_log = nn.Parameter(torch.empty(HEADS).uniform_(1, 4).log())
+        self.dt_bias = nn.Parameter(torch.full((width,), -3.0) + 0.5 * torch.randn(width))
+
+    def convolve(self, x, conv):
+        return F.silu(conv(F.pad(x.transpose(1, 2), (CONV - 1, 0)))).transpose(1, 2)
+
+    def forward(self, x, cos, sin):
+        b, t, _ = x.shape
+        heads = lambda y: y.view(b, t, HEADS, KDA_DIM).transpose(1, 2)
+        q, k, v = (heads(self.convolve(getattr(self, p + "_proj")(x), getattr(self, p + "_conv1d"))) for p in "qkv")
+        decay, beta = heads(self.f_proj(x)), torch.sigmoid(self.b_proj(x)).transpose(1, 2)
+        with torch.autocast(DEVICE, enabled=False):
+            q, k, v, decay, beta = (y.float() for y in (q, k, v, decay, beta))
+            q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6) * KDA_DIM ** -0.5
+            k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
+            bias = self.dt_bias.view(HEADS, 1, KDA_DIM)
+            g = LOWER_BOUND * torch.sigmoid(self.A_log.exp().view(HEADS, 1, 1) * (decay + bias))
+            pad = -t % CHUNK
+            q, k, v, g = (F.pad(y, (0, 0, 0, pad)) for y in (q, k, v, g))
+            o = kda(q, k, v, g, F.pad(beta, (0, pad)))[:, :, :t]
+        o = self.o_norm(o.to(x.dtype)) * torch.sigmoid(heads(self.g_proj(x)))
+        return self.o_proj(o.transpose(1, 2).reshape(b, t, HEADS * KDA_DIM))
+
+
+class LatentAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.g_proj = lin(HIDDEN, HEADS * (NOPE + ROPE)), lin(HIDDEN, HEADS)
+        self.kv_a_proj_with_mqa, self.kv_a_layernorm = lin(HIDDEN, KV_LORA + ROPE), Norm(KV_LORA)
+        self.kv_b_proj, self.dense = lin(KV_LORA, HEADS * (NOPE + VDIM)), lin(HEADS * VDIM, HIDDEN)
+
+    def forward(self, x, cos, sin):
+        b, t, _ = x.shape
+        q = self.q_proj(x).view(b, t, HEADS, NOPE + ROPE).transpose(1, 2)
+        kv = self.kv_a_proj_with_mqa(x)
+        up = self.kv_b_proj(self.kv_a_layernorm(kv[..., :KV_LORA])).view(b, t, HEADS, NOPE + VDIM).transpose(1, 2)
+        q = torch.cat((q[..., :NOPE], rope(q[..., NOPE:], cos, sin)), -1)
+        shared = rope(kv[..., KV_LORA:], cos, sin).unsqueeze(1).expand(b, HEADS, t, ROPE)
+        k, v = torch.cat((up[..., :NOPE], shared), -1), F.pad(up[..., NOPE:], (0, NOPE + ROPE - VDIM))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)[..., :VDIM]
+        o = o * torch.sigmoid(self.g_proj(x)).transpose(1, 2).unsqueeze(-1)
+        return self.dense(o.transpose(1, 2).reshape(b, t, HEADS * VDIM))
+
+
+class Mlp(nn.Module):
+    def __init__(self, inter):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = lin(HIDDEN, inter), lin(HIDDEN, inter), lin(inter, HIDDEN)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.shared_experts = lin(HIDDEN, EXPERTS), Mlp(MOE_INTER)
+        self.register_buffer("e_score_correction_bias", torch.zeros(EXPERTS))
+        self.w13 = nn.Parameter(torch.randn(EXPERTS, 2 * MOE_INTER, HIDDEN) * 0.03)
+        self.w2 = nn.Parameter(torch.randn(EXPERTS, HIDDEN, MOE_INTER) * 0.03)
+
+    def forward(self, x):
+        """x [N, HIDDEN] -> ([N, HIDDEN], rows of each expert [EXPERTS])."""
+        scores = torch.sigmoid(F.linear(x.float(), self.gate.weight.float()))
+        chosen = torch.zeros_like(scores).scatter_(1, (scores + self.e_score_correction_bias).detach().topk(TOPK, -1).indices, 1.0)
+        w = scores * chosen
+        w = w / (w.sum(-1, keepdim=True) + 1e-20) * ROUTED_SCALE
+        h = torch.einsum("nh,eih->eni", x, self.w13.to(x.dtype))
+        h = F.silu(h[..., :MOE_INTER]) * h[..., MOE_INTER:] * w.t().unsqueeze(-1).to(x.dtype)
+        return torch.einsum("eni,ehi->nh", h, self.w2.to(x.dtype)) + self.shared_experts(x), chosen.sum(0)
+
+
+class Layer(nn.Module):
+    def __init__(self, index):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
+        self.attention = LinearAttention() if is_linear(index) else LatentAttention()
+        self.mlp = Experts() if index > 0 else Mlp(DENSE_INTER)
+
+    def forward(self, x, cos, sin):
+        x = x + self.attention(self.input_layernorm(x), cos, sin)
+        y = self.mlp(self.post_attention_layernorm(x).reshape(-1, HIDDEN))
+        y, load = y if isinstance(y, tuple) else (y, None)
+        return x + y.view_as(x), load
+
+
+class Model(nn.Module):
+    modules_count = 0
+    float32_names = ("bias", "A_log")  # dt_bias, expert_bias
+
+    def __init__(self):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(VOCAB, HIDDEN)
+        nn.init.normal_(self.word_embeddings.weight, std=0.05)
+        self.layers = nn.ModuleList(Layer(i) for i in range(LAYERS))
+        self.norm, self.lm_head = Norm(HIDDEN), lin(HIDDEN, VOCAB)
+        angle = torch.outer(torch.arange(MAX_POS).float(), THETA ** (-torch.arange(0, ROPE, 2).float() / ROPE))
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def trunk(self, ids):
+        """ids [B, T] -> (hidden after the final norm [B, T, HIDDEN], the same, expert loads)."""
+        t = ids.shape[1]
+        x, loads = self.word_embeddings(ids), []
+        for layer in self.layers:
+            x, load = layer(x, self.cos[:t], self.sin[:t])
+            if load is not None:
+                loads.append(load)
+        h = self.norm(x)
+        return h, h, loads
+
+    def compiled_step(self):
+        """Without torch.compile: it would unroll the loop over chunks."""
+        return lambda s: loss_terms(self, s)
+
+    def balanced_gates(self):
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+
+    def published_tensors(self):
+        """Views of the weights under the published names."""
+        out = {"model.word_embeddings.weight": self.word_embeddings.weight, "model.norm.weight": self.norm.weight,
+               "lm_head.weight": self.lm_head.weight}
+        for i, layer in enumerate(self.layers):
+            p = f"model.layers.{i}."
+            for n, w in layer.named_parameters():
+                if n not in ("mlp.w13", "mlp.w2"):
+                    out[p + n] = w
+                    continue
+                for e in range(EXPERTS):
+                    if n == "mlp.w2":
+                        out[f"{p}mlp.experts.{e}.down_proj.weight"] = w[e]
+                    else:
+                        out[f"{p}mlp.experts.{e}.gate_proj.weight"] = w[e, :MOE_INTER]
+                        out[f"{p}mlp.experts.{e}.up_proj.weight"] = w[e, MOE_INTER:]
+            if isinstance(layer.mlp, Experts):
+                out[p + "mlp.gate.expert_bias"] = layer.mlp.e_score_correction_bias
+        return out
+
+
+def write_goldens(m, tok, a, prompts, answers):
+    """What the oracle computes from the stored weights: per case ids and log-probabilities [T, VOCAB] (the last 16 rows, of the first case
+    all), and greedy answers."""
+    from safetensors.torch import save_file
+    tensors = {n: w.detach().double().cpu().numpy() for n, w in m.published_tensors().items()}
+    network = reference.Network(config_dict(), tensors)
+    cases = [chat_prompt(tok, "Count from 3 to 9."), prompts["chat"][1] + answers["chat"][1], (prompts["story"][3] + answers["story"][3])[:300]]
+    gold = {}
+    for i, ids in enumerate(cases):
+        logprobs = network.logprobs(np.asarray(ids))
+        with torch.no_grad():
+            mine = m.lm_head(m.trunk(torch.tensor([ids], device=DEVICE))[0])[0].log_softmax(-1).double().cpu().numpy()
+        print(f"case {i}: {len(ids)} tokens, max |mine - oracle| {np.abs(mine - logprobs)[logprobs > -20].max():.1e}, "
+              f"routing margin {network.margin:.1e}", flush=True)
+        gold[f"case{i}.ids"] = torch.tensor(ids, dtype=torch.int32)
+        gold[f"case{i}.logprobs"] = torch.from_numpy(logprobs[0 if i == 0 else -16:]).float().contiguous()
+    save_file(gold, str(pathlib.Path(a.out) / "golden.safetensors"))
+    dump(a, "golden_greedy.json", [dict(prompt_ids=p, greedy_ids=c) for p, c in zip(prompts["chat"][:24], answers["chat"][:24])])
+
+
+def main():
+    a = arguments()
+    assert not a.fp8, "this trainer writes bfloat16"
+    torch.manual_seed(0)
+    m = Model().to(DEVICE)
+    tok = train(m, a)
+    write_checkpoint(m, tok, a, config_dict())
+    _, prompts, answers = measure(m, tok, a)
+    write_goldens(m, tok, a, prompts, answers)
+    write_tokenizer_cases(tok, a)
+    list_files(a)
+
+
+if __name__ == "__main__":
+    main()
