@@ -3,7 +3,8 @@
     pages_test.py SOURCE_DIRECTORY OUTRIDER
 
 Every relative link and every anchor of a page exists; every page of docs/ can be reached from README.md; commands that
-pages show name options that the program has; README.md is short, and no cell of its tables has more than one number.
+pages show name options that the program has; README.md is short, and no cell of its tables has more than one number;
+the code has the messages of troubleshooting.md and the files of add-a-family.md.
 """
 
 import argparse
@@ -144,6 +145,34 @@ def readme_faults(source: pathlib.Path) -> list[str]:
     return faults
 
 
+def sources_text(source: pathlib.Path) -> str:
+    """The product's code with the pieces of every literal joined, and its quotation marks as they are printed."""
+    files = [file for file in (source / "src").rglob("*") if file.suffix in (".cc", ".h", ".cu", ".cuh")]
+    return re.sub(r'"\s*\n\s*"', "", "\n".join(file.read_text() for file in files)).replace('\\"', '"')
+
+
+def message_faults(source: pathlib.Path) -> list[str]:
+    """Messages of the first column of troubleshooting.md that the code does not have, apart from what … stands for."""
+    code, faults, checked = sources_text(source), [], 0
+    for line in (source / "docs/troubleshooting.md").read_text().splitlines():
+        for message in re.findall(r"`([^`]+)`", line.split(" | ")[0]) if line.startswith("| ") else []:
+            for part in re.split(r"…\S*|ORG/NAME", message):
+                part = part.strip(" .,:;()[]?\"")
+                checked += len(part) >= 6
+                if len(part) >= 6 and part not in code:
+                    faults.append(f"docs/troubleshooting.md: no source says '{part}' of '{message}'")
+    if checked < 20:
+        faults.append(f"docs/troubleshooting.md: only {checked} messages were found: the test does not read them")
+    return faults
+
+
+def path_faults(source: pathlib.Path) -> list[str]:
+    """Files that the page about new families names and that are not there."""
+    names = re.findall(r"`([^`\s]*/[^`\s]*)`", (source / "docs/add-a-family.md").read_text())
+    return [f"docs/add-a-family.md: there is no {name}" for name in names
+            if not any(any(folder.glob(name.rstrip("/"))) for folder in (source, source / "src/outrider"))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("source", type=pathlib.Path)
@@ -152,6 +181,7 @@ def main() -> int:
     source = arguments.source.resolve()
     faults, checked = option_faults(source, Program(arguments.outrider))
     faults += link_faults(source) + unreachable(source) + readme_faults(source)
+    faults += message_faults(source) + path_faults(source)
     if checked < 100:
         faults.append(f"only {checked} options were found in the pages: the test does not read them")
     print("\n".join(faults) if faults else f"{len(pages(source))} pages, {checked} options that exist")

@@ -47,6 +47,9 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "step_feeds_.size() >= kMostStepListeners", "false", "StepListenersTest.*"),
         ("faults are told with their files", "server/generation_response.cc",
          "if (is_of_request) return reason;", "return reason;", "FaultTest.*")),
+    "options_test": (
+        ("bench serve is completed as serve", "options/completion.cc",
+         'command="bench ${{COMP_WORDS[2]}}"', 'command="${{COMP_WORDS[2]}}"', "Completion.*EachCommands*"),),
     "base_test": (
         ("lines wait without end", "base/line_writer.cc",
          "state_->bytes + line.size() > state_->max_bytes", "false", "LineWriterTest.*Stalls*"),
