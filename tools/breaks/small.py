@@ -60,6 +60,13 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
     "kernels_test": (
         ("one NaN is no overflow", "kernels/cpu/matmul.cc", "HasNan(outputs) ?", "false ?",
          "*.OneNaN*"),),
+    "chat_command_test.py": (
+        ("a second Ctrl-C ends a chat", "cli/interrupt.cc",
+         "Install(SIGINT, 0);", "Install(SIGINT, static_cast<int>(SA_RESETHAND));", ""),
+        ("a question that was refused is asked again", "cli/chat_command.cc",
+         "      session.Withdraw();\n", "", ""),
+        ("a chat forgets its answers", "cli/chat_session.cc",
+         'messages_.emplace_back("assistant", text);', "", "")),
     "serve_process_test.py": (
         ("SIGHUP drains nothing", "http/stop_signals.cc",
          "if (!IsIgnored(SIGHUP)) signals_.add(SIGHUP);", "", ""),
