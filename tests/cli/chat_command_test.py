@@ -74,7 +74,7 @@ class ChatCommandTest(unittest.TestCase):
     def test_lines_are_joined_and_blank_ones_passed_over(self):
         cut = AGES.replace(" Elsa", "\\\nElsa", 1)
         run = chat("\n  \n" + cut + "\n/stats\n")
-        self.assertIn("1 answers", run.stdout)
+        self.assertIn("1 answer, ", run.stdout)
 
     def test_a_model_without_a_template_is_refused_at_start(self):
         with tempfile.TemporaryDirectory() as directory:

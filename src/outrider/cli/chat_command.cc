@@ -93,10 +93,12 @@ int RunChat(const Settings& settings) {
       }
       session.Answered(answer);
       PrintLine(spdlog::level::info, FiguresLine(answer));
+      FlushLog();  // before the next prompt
     } catch (const Error& error) {
       // Too long a conversation, or values that do not go together: say it, and go on.
       session.Withdraw();
       PrintLine(spdlog::level::err, fmt::format("error: {}", error.what()));
+      FlushLog();
     }
   }
   if (prompts) std::cout << '\n';

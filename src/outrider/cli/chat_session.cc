@@ -136,8 +136,8 @@ void ChatSession::Withdraw() {
 }
 
 std::string ChatSession::Stats() const {
-  std::string text =
-      fmt::format("{} answers, {} tokens in {:.2f} s", answers_, completion_tokens_, seconds_);
+  std::string text = fmt::format("{} answer{}, {} tokens in {:.2f} s", answers_,
+                                 answers_ == 1 ? "" : "s", completion_tokens_, seconds_);
   if (speculation_.num_drafts > 0) {
     text += fmt::format("; {} of {} drafts accepted, acceptance length {:.2f}",
                         speculation_.num_accepted_tokens, speculation_.num_draft_tokens,
