@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the rows of the README's table of one GPU but the last, and prints them.
+"""Measures the rows of the table of one GPU in bench/results/one_gpu.md but the last, and prints them.
 
 Shapes of DeepSeek-V2-Lite and GLM-4.7-Flash run with dummy weights, so nothing is downloaded; the
 bundled model answers problems. `outrider bench serve --device cuda` times problems, steps and

@@ -54,7 +54,7 @@ PLACE_OF = {  # of a test program, under tests/
     "running_state_test": "engine",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
-    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py",
+    **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py"), "cli"),
     **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute",
                                          "grammar", "kernels", "layers", "networks", "openai", "ops", "options",

@@ -47,6 +47,9 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "step_feeds_.size() >= kMostStepListeners", "false", "StepListenersTest.*"),
         ("faults are told with their files", "server/generation_response.cc",
          "if (is_of_request) return reason;", "return reason;", "FaultTest.*")),
+    "options_test": (
+        ("bench serve is completed as serve", "options/completion.cc",
+         'command="bench ${{COMP_WORDS[2]}}"', 'command="${{COMP_WORDS[2]}}"', "Completion.*EachCommands*"),),
     "base_test": (
         ("lines wait without end", "base/line_writer.cc",
          "state_->bytes + line.size() > state_->max_bytes", "false", "LineWriterTest.*Stalls*"),
@@ -57,6 +60,13 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
     "kernels_test": (
         ("one NaN is no overflow", "kernels/cpu/matmul.cc", "HasNan(outputs) ?", "false ?",
          "*.OneNaN*"),),
+    "chat_command_test.py": (
+        ("a second Ctrl-C ends a chat", "cli/interrupt.cc",
+         "Install(SIGINT, 0);", "Install(SIGINT, static_cast<int>(SA_RESETHAND));", ""),
+        ("a question that was refused is asked again", "cli/chat_command.cc",
+         "      session.Withdraw();\n", "", ""),
+        ("a chat forgets its answers", "cli/chat_session.cc",
+         'messages_.emplace_back("assistant", text);', "", "")),
     "serve_process_test.py": (
         ("SIGHUP drains nothing", "http/stop_signals.cc",
          "if (!IsIgnored(SIGHUP)) signals_.add(SIGHUP);", "", ""),

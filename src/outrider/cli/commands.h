@@ -15,6 +15,9 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
 /// Answers one prompt. 130 when interrupted.
 int RunGenerate(const Settings& settings);
 
+/// Talks turn by turn until the input ends. 130 when it was left by Ctrl-C.
+int RunChat(const Settings& settings);
+
 /// `command` is kBenchLatency, kBenchThroughput or kBenchServe. 1 when the outputs of the rows
 /// differ.
 int RunBench(const Settings& settings, Command command);

@@ -11,20 +11,25 @@ static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler
 
 void HandleSignal(int /*signal*/) { interrupted_flag.store(true, std::memory_order_relaxed); }
 
-void Install(int signal_number) {
+void Install(int signal_number, int flags) {
   struct sigaction action = {};
   action.sa_handler = HandleSignal;
-  // The default action comes back with the first signal: the second one ends the process.
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  action.sa_flags = flags;
   sigaction(signal_number, &action, nullptr);
 }
 
 }  // namespace
 
-InterruptFlag::InterruptFlag() {
+InterruptFlag::InterruptFlag(Second second) {
   interrupted_flag = false;
-  Install(SIGINT);
-  Install(SIGTERM);
+  if (second == Second::kSetsTheFlag) {
+    Install(SIGINT, 0);
+    return;
+  }
+  // The default action comes back with the first signal: the second one ends the process.
+  for (const int signal_number : {SIGINT, SIGTERM}) {
+    Install(signal_number, static_cast<int>(SA_RESETHAND | SA_RESTART));
+  }
 }
 
 InterruptFlag::~InterruptFlag() {
@@ -35,5 +40,7 @@ InterruptFlag::~InterruptFlag() {
 }
 
 const std::atomic<bool>& InterruptFlag::interrupted() const { return interrupted_flag; }
+
+void InterruptFlag::Clear() { interrupted_flag = false; }
 
 }  // namespace outrider::cli

@@ -31,6 +31,8 @@ int Run(Invocation invocation) {
       return RunServe(settings, invocation.non_defaults);
     case Command::kGenerate:
       return RunGenerate(settings);
+    case Command::kChat:
+      return RunChat(settings);
     case Command::kBenchLatency:
     case Command::kBenchThroughput:
     case Command::kBenchServe:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/options/completion.h"
 #include "outrider/options/config_file.h"
 #include "outrider/options/help_text.h"
 #include "outrider/options/option_table.h"
@@ -110,8 +111,8 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
 
 /// Refuses what stands in the place of a command and is none.
 void RefuseUnknownCommand(const CLI::App& app, const CLI::App& bench) {
-  static const std::vector<std::string> kCommands = {"serve",   "generate", "bench",
-                                                     "explain", "help",     "version"};
+  static const std::vector<std::string> kCommands = {"serve",   "generate",   "chat", "bench",
+                                                     "explain", "completion", "help", "version"};
   static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "serve",
                                                           "kernels"};
   RefuseExtras(app, "", kCommands);
@@ -193,6 +194,16 @@ void Apply(const Layer& layer, Settings& settings, std::map<std::string, std::st
   }
 }
 
+/// What `outrider completion` prints, or its help.
+std::string CompletionOf(std::span<const std::string> arguments) {
+  const auto is_help = [](const std::string& text) { return text == "--help" || text == "-h"; };
+  if (std::any_of(arguments.begin(), arguments.end(), is_help)) return CompletionHelp();
+  if (arguments.size() != 1) {
+    throw InvalidArgument("outrider completion takes one argument: bash, zsh or fish");
+  }
+  return CompletionScript(ParseShell("outrider completion", arguments.front()));
+}
+
 void CheckComplete(Command command, const Settings& settings) {
   if (command == Command::kExplain && !settings.explain.batch.empty()) return;
   if (command == Command::kBenchKernels) return;
@@ -239,6 +250,18 @@ Invocation ParseCommandLine(std::span<const std::string> given_arguments,
     commands[command] = Declare(parent, command, name.substr(blank + 1));
   }
 
+  // A script to print, no command of the option table.
+  const bool help_of_completion = given_arguments.size() == 2 && given_arguments[0] == "help" &&
+                                  given_arguments[1] == "completion";
+  if (help_of_completion || (!given_arguments.empty() && given_arguments[0] == "completion")) {
+    Invocation completion;
+    if (help_of_completion) {
+      completion.text = CompletionHelp();
+      return completion;
+    }
+    completion.text = CompletionOf(given_arguments.subspan(1));
+    return completion;
+  }
   CheckSwitches(given_arguments);
   // `help serve` is `serve --help`.
   std::vector<std::string> arguments(given_arguments.begin(), given_arguments.end());
@@ -281,7 +304,7 @@ Invocation ParseCommandLine(std::span<const std::string> given_arguments,
           "outrider bench needs a command: latency, throughput, serve or kernels");
     }
     throw InvalidArgument(
-        "outrider needs a command: serve, generate, bench or explain; see outrider --help");
+        "outrider needs a command: serve, generate, chat, bench or explain; see outrider --help");
   }
 
   const Command command = *invocation.command;

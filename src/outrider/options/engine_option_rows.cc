@@ -51,12 +51,14 @@ AttentionBackend ParseAttentionBackend(const OptionValue& value) {
 }  // namespace
 
 std::vector<OptionRow> EngineOptionRows() {
-  const CommandSet every = {Command::kServe,           Command::kGenerate,   Command::kBenchLatency,
-                            Command::kBenchThroughput, Command::kBenchServe, Command::kExplain};
-  const CommandSet all = {Command::kServe,           Command::kGenerate,   Command::kBenchLatency,
-                          Command::kBenchThroughput, Command::kBenchServe, Command::kBenchKernels,
-                          Command::kExplain};
-  const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
+  const CommandSet every = {Command::kServe,        Command::kGenerate,        Command::kChat,
+                            Command::kBenchLatency, Command::kBenchThroughput, Command::kBenchServe,
+                            Command::kExplain};
+  const CommandSet all = {Command::kServe,        Command::kGenerate,        Command::kChat,
+                          Command::kBenchLatency, Command::kBenchThroughput, Command::kBenchServe,
+                          Command::kBenchKernels, Command::kExplain};
+  const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kChat,
+                                Command::kExplain};
   const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput,
                              Command::kBenchServe};
   const OptionKind one = OptionKind::kValue;

@@ -22,6 +22,7 @@ void SetGrammar(Settings& settings, const OptionValue& value, GrammarSpec spec) 
 
 std::vector<OptionRow> GenerateOptionRows() {
   const CommandSet generate = {Command::kGenerate};
+  const CommandSet both = {Command::kGenerate, Command::kChat};
   const OptionKind one = OptionKind::kValue;
   const OptionKind many = OptionKind::kRepeated;
   const OptionKind flag = OptionKind::kSwitch;
@@ -40,29 +41,29 @@ std::vector<OptionRow> GenerateOptionRows() {
          s.generate.prompt_token_ids =
              ParseIntegerList(v.where, Text(v), 0, std::numeric_limits<int32_t>::max());
        }},
-      {"system", one, input, "TEXT", "", "System message before --chat", generate,
+      {"system", one, input, "TEXT", "", "System message before the conversation", both,
        [](Settings& s, const OptionValue& v) { s.generate.system = Text(v); }},
 
-      {"temperature", one, sampling, "T", model_or_one, "0 is greedy", generate,
+      {"temperature", one, sampling, "T", model_or_one, "0 is greedy", both,
        [](Settings& s, const OptionValue& v) { s.generate.temperature = Temperature(v); }},
       {"top-k", one, sampling, "N", "the model's, else all",
-       "Draw from the N most likely tokens; 0 for all", generate,
+       "Draw from the N most likely tokens; 0 for all", both,
        [](Settings& s, const OptionValue& v) { s.generate.top_k = Int32(v, 0); }},
       {"top-p", one, sampling, "P", model_or_one,
-       "Draw from the fewest tokens that hold probability P", generate,
+       "Draw from the fewest tokens that hold probability P", both,
        [](Settings& s, const OptionValue& v) { s.generate.top_p = Share(v); }},
       {"min-p", one, sampling, "P", "the model's generation_config.json, else 0",
-       "Draw from tokens at least P times as likely as the best", generate,
+       "Draw from tokens at least P times as likely as the best", both,
        [](Settings& s, const OptionValue& v) { s.generate.min_p = Number(v, 0, 1); }},
-      {"seed", one, sampling, "N", "0", "Seed of the random draws", generate,
+      {"seed", one, sampling, "N", "0", "Seed of the random draws", both,
        [](Settings& s, const OptionValue& v) {
          s.generate.seed = ParseUnsigned(v.where, Text(v));
        }},
-      {"max-tokens", one, sampling, "N", "to the end of the context, at most 512",
-       "Longest answer in tokens", generate,
+      {"max-tokens", one, sampling, "N", "to the end of the context; generate: at most 512",
+       "Longest answer in tokens", both,
        [](Settings& s, const OptionValue& v) { s.generate.max_tokens = Int32(v, 1); }},
       {"stop", many, sampling, "TEXT", "", "Text that ends the answer; may be given several times",
-       generate, [](Settings& s, const OptionValue& v) { s.generate.stop = v.texts; }},
+       both, [](Settings& s, const OptionValue& v) { s.generate.stop = v.texts; }},
       {"stop-token-id", many, sampling, "ID", "",
        "Token that ends the answer, beside the model's own; may be given several times", generate,
        [](Settings& s, const OptionValue& v) {
@@ -75,31 +76,29 @@ std::vector<OptionRow> GenerateOptionRows() {
       {"ignore-eos", flag, sampling, "", "", "Go on after the model's end-of-sequence token",
        generate, [](Settings& s, const OptionValue& v) { s.generate.ignore_eos = Switch(v); }},
 
-      {"min-tokens", one, sampling, "N", "0", "Nothing ends the answer before N tokens", generate,
+      {"min-tokens", one, sampling, "N", "0", "Nothing ends the answer before N tokens", both,
        [](Settings& s, const OptionValue& v) { s.generate.sampling.min_tokens = Int32(v, 0); }},
       {"repetition-penalty", one, sampling, "R", model_or_one,
-       "Divide (or multiply, when negative) the logits of tokens of prompt and answer by R",
-       generate,
+       "Divide (or multiply, when negative) the logits of tokens of prompt and answer by R", both,
        [](Settings& s, const OptionValue& v) {
          s.generate.repetition_penalty = Number(v, 0.01, 100);
        }},
       {"presence-penalty", one, sampling, "X", "0",
-       "Subtract X from the logits of tokens of the answer", generate,
+       "Subtract X from the logits of tokens of the answer", both,
        [](Settings& s, const OptionValue& v) {
          s.generate.sampling.presence_penalty = static_cast<float>(Number(v, -2, 2));
        }},
-      {"frequency-penalty", one, sampling, "X", "0", "The same for each time a token came",
-       generate,
+      {"frequency-penalty", one, sampling, "X", "0", "The same for each time a token came", both,
        [](Settings& s, const OptionValue& v) {
          s.generate.sampling.frequency_penalty = static_cast<float>(Number(v, -2, 2));
        }},
       {"logit-bias", one, sampling, "JSON", "",
-       R"(Numbers from -100 to 100 to add to logits, by token id: {"17": -100})", generate,
+       R"(Numbers from -100 to 100 to add to logits, by token id: {"17": -100})", both,
        [](Settings& s, const OptionValue& v) {
          s.generate.sampling.logit_bias = ParseLogitBias(v.where, Text(v));
        }},
       {"bad-words", many, sampling, "TEXT", "",
-       "Word that the answer must not hold; may be given several times", generate,
+       "Word that the answer must not hold; may be given several times", both,
        [](Settings& s, const OptionValue& v) { s.generate.bad_words = v.texts; }},
       {"allowed-token-ids", one, sampling, "IDS", "", "The only tokens of the answer: 1,2,3",
        generate,

@@ -117,6 +117,8 @@ std::string CommandSummary(Command command) {
       return "Serve a model over HTTP with the OpenAI API";
     case Command::kGenerate:
       return "Continue one prompt or answer one message";
+    case Command::kChat:
+      return "Talk with a model in the terminal, turn by turn";
     case Command::kBenchLatency:
       return "Time requests one after the other, with 0, 1, 2, ... draft tokens";
     case Command::kBenchThroughput:
@@ -138,12 +140,25 @@ std::string ProgramHelp() {
   for (const Command command : kAllCommands) {
     out += TwoColumns(CommandName(command), CommandSummary(command));
   }
-  out += "\nOptions:\n" + TwoColumns("-h, --help", "Print this, or the help of a command") +
+  out += TwoColumns("completion", CompletionSummary()) + "\nOptions:\n" +
+         TwoColumns("-h, --help", "Print this, or the help of a command") +
          TwoColumns("-V, --version", "Print the version") +
          "\nMODEL is a Hugging Face checkpoint directory. Example:\n"
          "  outrider generate models/tiny-v3-mtp3 --chat 'Noa is 28 years old. Elsa is 29 years "
          "older than Noa. How old will Elsa be in 23 years?'\n";
   return out;
+}
+
+std::string CompletionSummary() {
+  return "Print a script that completes commands and options in bash, zsh or fish";
+}
+
+std::string CompletionHelp() {
+  return CompletionSummary() +
+         "\n\nUsage: outrider completion bash|zsh|fish\n\n"
+         "  bash   source <(outrider completion bash)               # in ~/.bashrc\n"
+         "  zsh    source <(outrider completion zsh)                # in ~/.zshrc, after compinit\n"
+         "  fish   outrider completion fish > ~/.config/fish/completions/outrider.fish\n";
 }
 
 std::string BenchHelp() {

@@ -16,6 +16,12 @@ std::string ProgramHelp();
 /// Of `outrider bench --help`.
 std::string BenchHelp();
 
+/// One line on what `outrider completion` does.
+std::string CompletionSummary();
+
+/// Of `outrider completion --help`.
+std::string CompletionHelp();
+
 /// Of `outrider COMMAND --help`: usage and options by group, at most 100 columns wide.
 std::string CommandHelp(Command command);
 

@@ -35,6 +35,8 @@ std::string CommandName(Command command) {
       return "serve";
     case Command::kGenerate:
       return "generate";
+    case Command::kChat:
+      return "chat";
     case Command::kBenchLatency:
       return "bench latency";
     case Command::kBenchThroughput:

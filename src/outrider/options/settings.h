@@ -22,6 +22,7 @@ namespace outrider {
 enum class Command : uint8_t {
   kServe,
   kGenerate,
+  kChat,
   kBenchLatency,
   kBenchThroughput,
   kBenchServe,
@@ -30,8 +31,8 @@ enum class Command : uint8_t {
 };
 
 inline constexpr std::array kAllCommands = {
-    Command::kServe,      Command::kGenerate,     Command::kBenchLatency, Command::kBenchThroughput,
-    Command::kBenchServe, Command::kBenchKernels, Command::kExplain};
+    Command::kServe,           Command::kGenerate,   Command::kChat,         Command::kBenchLatency,
+    Command::kBenchThroughput, Command::kBenchServe, Command::kBenchKernels, Command::kExplain};
 
 /// "serve", "generate", "bench latency", ...
 std::string CommandName(Command command);
@@ -64,12 +65,13 @@ struct ServeSettings {
   std::string reasoning_parser = "auto";
 };
 
-/// `outrider generate`. Exactly one of the three prompts is set.
+/// `outrider generate`, of which exactly one of the three prompts is set, and `outrider chat`,
+/// which has none of them.
 struct GenerateSettings {
   std::optional<std::string> prompt;  // "-": standard input
   std::optional<std::string> chat;    // "-": standard input
   std::vector<int32_t> prompt_token_ids;
-  std::optional<std::string> system;  // only with chat
+  std::optional<std::string> system;  // only with a conversation
 
   // Unset: the model's generation_config.json, else the values of SamplingParams.
   std::optional<double> temperature;
