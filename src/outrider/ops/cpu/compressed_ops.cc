@@ -261,6 +261,7 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
   kernels_.listed_attention(*context.pool, {.q = args.q.floats(),
                                             .heads = args.heads,
                                             .width = dim,
+                                            .value_width = dim,
                                             .scale = args.softmax_scale,
                                             .sinks = args.sinks,
                                             .dtype = dtype,
