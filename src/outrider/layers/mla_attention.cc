@@ -25,7 +25,7 @@ namespace {
 
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const StepInputs& inputs, const EntryArgs& args) {
-  if (inputs.cache_form() == KvCacheForm::kHeads) {
+  if (inputs.paths().generated == RowPath::kPerHead) {
     context.ops.mla_per_head()->WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
     context.ops.mla()->WriteLatentEntries(context, s, inputs, args);
@@ -95,7 +95,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   RotateQueries(context, shape, rotary, q, 0, first_decode);
   RotateQueries(context, shape, rotary, q, first_decode + num_decode, x.rows);
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
-  if (inputs.cache_form() == KvCacheForm::kHeads) {
+  if (inputs.paths().generated == RowPath::kPerHead) {
     context.ops.per_head()->PerHeadAttention(context,
                                              {.heads = shape.heads,
                                               .kv_heads = shape.heads,
