@@ -44,7 +44,7 @@ class CompressedOpsTest : public KernelTest {
               .context = first,
               .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
               .tables = {std::move(tokens), std::move(entries)}}},
-            {.form = KvCacheForm::kHeads}};
+            {.listed = true}};
   }
 
   Scratch arena_;

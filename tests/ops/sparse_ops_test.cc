@@ -30,7 +30,7 @@ class SparseOpsTest : public KernelTest {
               .context = first,
               .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
               .tables = {cache.table}}},
-            {.form = KvCacheForm::kHeads}};
+            {.listed = true}};
   }
 
   Scratch arena_;

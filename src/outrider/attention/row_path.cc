@@ -7,14 +7,12 @@ namespace outrider {
 RowPaths RowPathsOf(const LayerSpec& layer, KvCacheForm form) {
   const AttentionSpec& attention = layer.attention;
   OUTRIDER_CHECK(!std::holds_alternative<KdaSpec>(attention), "linear attention keeps no entries");
-  RowPaths paths(form);
   const auto* mla = std::get_if<MlaSpec>(&attention);
   if (std::holds_alternative<CompressedSpec>(attention) || (mla != nullptr && mla->indexer)) {
-    paths.generated = paths.prompt = RowPath::kListed;
-  } else if (std::holds_alternative<GqaSpec>(attention)) {
-    paths.generated = paths.prompt = RowPath::kPerHead;
+    return RowPaths(RowPath::kListed);
   }
-  return paths;
+  if (std::holds_alternative<GqaSpec>(attention)) return RowPaths(RowPath::kPerHead);
+  return form;
 }
 
 const char* RowPathName(RowPath path) {

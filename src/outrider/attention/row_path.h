@@ -26,6 +26,9 @@ struct RowPaths {
     if (form == KvCacheForm::kHeads) generated = prompt = RowPath::kPerHead;
   }
 
+  /// One for all rows.
+  explicit RowPaths(RowPath path) : generated(path), prompt(path) {}
+
   /// Whether a row's path does not depend on its role.
   bool AreOne() const { return generated == prompt; }
   bool operator==(const RowPaths&) const = default;
