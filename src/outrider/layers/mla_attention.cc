@@ -86,6 +86,7 @@ void RotateQueries(const Context& context, const MlaShape& s, const Rotary& rota
 void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
                 const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
                 Tensor residual) {
+  OUTRIDER_CHECK(inputs.paths().generated != RowPath::kListed, "without an indexer");
   const Scratch::Frame frame(context.arena);
   const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
   OUTRIDER_CHECK(q.stride == shape.query_stride());

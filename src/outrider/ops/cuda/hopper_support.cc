@@ -211,8 +211,10 @@ std::span<const Rule<ModelConfig>> HopperModelRules() {
   return rules;
 }
 
-std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
-  static const std::vector<Rule<AskedNetwork>> rules = {
+namespace {
+
+std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
+  std::vector<Rule<AskedNetwork>> rules = {
       {"attention of more than one kind in one network",
        [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
       {"latent attention of more than one shape in one network",
@@ -222,6 +224,20 @@ std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
        Taken::No()},
   };
+  if (kHopperRunsIndexers) {
+    rules.push_back({"an EAGLE-3 drafter for a network with an indexer",
+                     [](const AskedNetwork& n) {
+                       return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
+                     },
+                     Taken::No()});
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
+  static const std::vector<Rule<AskedNetwork>> rules = MakeNetworkRules();
   return rules;
 }
 
