@@ -117,9 +117,8 @@ struct Case {
   int32_t context;
 };
 
-KvCacheForm FormOf(const ModelConfig& config) {
-  return std::holds_alternative<MlaSpec>(config.layer(0).attention) ? KvCacheForm::kLatent
-                                                                    : KvCacheForm::kHeads;
+RowPaths PathsOf(const ModelConfig& config) {
+  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
 }
 
 class StepBench {
@@ -152,7 +151,7 @@ class StepBench {
     }
     model_ = LoadNetwork(
         config_, 0, *source_, form,
-        {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4, FormOf(config_))});
+        {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4, PathsOf(config_))});
     std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
                 Seconds() - before);
     const NetworkCache needs = model_->cache_needs();
@@ -341,7 +340,7 @@ class StepBench {
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // by request, by group
   std::vector<RequestWork> work_;
   BatchLayout layout_{kBlock};
-  AttentionPlan plan_{AttentionBackend::kRagged, 4, FormOf(config_)};
+  AttentionPlan plan_{AttentionBackend::kRagged, 4, PathsOf(config_)};
   std::vector<VerifyRequest> verify_;
   std::vector<VerifiedTokens> verified_;
 };

@@ -140,11 +140,10 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
   engine.model = options.model;
   engine.dtype = DType::kBF16;
   const EnginePlan plan(engine);
-  inside.model =
-      LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
-                  {{ops, inside.pool.get()},
-                   plan.dtype(),
-                   AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form())});
+  inside.model = LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
+                             {{ops, inside.pool.get()},
+                              plan.dtype(),
+                              AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.row_paths())});
   EngineParts parts;
   parts.scheduler = {
       .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};

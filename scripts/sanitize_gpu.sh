@@ -20,8 +20,8 @@ kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/gqa_attention_test *Growing*2_2*:*Growing*10_2*:*Growing*48_1*:*InPieces*2_2*
 kernels/cuda/head_rows_test HeadRowsTest.*:*/HeadRowsTest.*
 kernels/cuda/head_projection_test *heads3*:*heads8*
+kernels/cuda/index_keys_test *
 kernels/cuda/index_scores_test *SmallForTheSanitizers:SparseRowsTest.*
-kernels/cuda/layer_norm_test *
 kernels/cuda/listed_attention_test *SmallForTheSanitizers
 kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
@@ -29,6 +29,7 @@ kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*:NormRowsLastT
 kernels/cuda/prompt_rows_test PromptRowsTest.*
 kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
 ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*:*Embedded:*RowsMove*
+ops/cuda/sparse_cuda_ops_test *BesideTheCpus/few_heads
 ops/cuda/cuda_sampler_test *DraftsStay*:*AmongTokens*:*VerificationComesTo*:*LaterResultsOfDrafts*
 "
 

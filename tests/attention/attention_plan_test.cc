@@ -85,11 +85,11 @@ TEST_F(AttentionPlanTest, SingleRunsRequestsOfOneRow) {
 TEST_F(AttentionPlanTest, PerHeadEntriesTakeEveryRequestInOneCall) {
   AttentionPlan plan(AttentionBackend::kRagged, kThreshold, KvCacheForm::kHeads);
   plan.Assign(mixed.layout());
-  EXPECT_THAT(FirstRows(plan.per_head()), ElementsAre(0, 1, 3, 5, 9, 19));
+  EXPECT_THAT(FirstRows(plan.one_path()), ElementsAre(0, 1, 3, 5, 9, 19));
   EXPECT_THAT(plan.decode_runs(), IsEmpty());
   EXPECT_THAT(plan.left_over(), IsEmpty());
   EXPECT_THAT(plan.prompts(), IsEmpty());
-  EXPECT_THAT(Plan(AttentionBackend::kRagged).per_head(), IsEmpty());
+  EXPECT_THAT(Plan(AttentionBackend::kRagged).one_path(), IsEmpty());
 }
 
 TEST(AttentionPlanDeathTest, PerHeadEntriesHaveNoOtherBackend) {

@@ -26,7 +26,8 @@ using ::testing::StartsWith;
 using Json = nlohmann::json;
 
 std::string Explain(const std::string& items, AttentionBackend backend, int32_t k = 3) {
-  return ExplainedBatch(ParseBatchItems("--batch", items), backend, KvCacheForm::kLatent, k, 64)
+  return ExplainedBatch(ParseBatchItems("--batch", items), backend, KvCacheForm::kLatent,
+                        KvCacheForm::kLatent, k, 64)
       .Text();
 }
 
@@ -141,10 +142,10 @@ TEST(ExplainBatch, PromptsAloneNeedNoDecodeKernel) {
 }
 
 TEST(ExplainBatch, Json) {
-  const std::string text =
-      ExplainedBatch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12 d:1@5"),
-                     AttentionBackend::kUniformLargest, KvCacheForm::kLatent, 3, 16)
-          .Json();
+  const std::string text = ExplainedBatch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12 d:1@5"),
+                                          AttentionBackend::kUniformLargest, KvCacheForm::kLatent,
+                                          KvCacheForm::kLatent, 3, 16)
+                               .Json();
   EXPECT_EQ(text.back(), '\n');
   const Json json = Json::parse(text);
   EXPECT_EQ(json["num_rows"], 43);
@@ -181,7 +182,8 @@ TEST(ExplainBatch, NeedsNoModel) {
 
 TEST(ExplainBatch, PerHeadEntriesTakeAllRowsInOneCall) {
   const ExplainedBatch batch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12"),
-                             AttentionBackend::kRagged, KvCacheForm::kHeads, 3, 64);
+                             AttentionBackend::kRagged, KvCacheForm::kHeads, KvCacheForm::kHeads, 3,
+                             64);
   EXPECT_THAT(batch.Text(), HasSubstr("KV cache form: heads\n"));
   EXPECT_THAT(batch.Text(),
               testing::ContainsRegex("all, per head +0-41 +each request at its own length +"

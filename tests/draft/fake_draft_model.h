@@ -80,7 +80,7 @@ class FakeDraftModel : public DraftModel {
     WriteEntries(outputs, pass.previous.Rows(num_entries, num_outputs).floats(), layer);
     const MatrixView<float> out = pass.hidden.floats();
     const CacheGroupSpec& group = cache.config().groups[static_cast<size_t>(layer.group)];
-    for (const AttentionSpan& r : outputs.per_head(layer.group)) {
+    for (const AttentionSpan& r : outputs.one_path(layer.group)) {
       for (int32_t i = 0; i < r.query_length; ++i) {
         const int32_t position = r.context_length + i;
         LookBack(r.block_table, group.FirstTokenRead(position), position, layer,

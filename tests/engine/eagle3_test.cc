@@ -12,6 +12,7 @@
 #include "tests/engine/test_engine.h"
 #include "tests/networks/golden_file.h"
 #include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 
 namespace outrider {
@@ -109,10 +110,10 @@ TEST(Eagle3, IsExplained) {
   EXPECT_EQ(std::ranges::count(groups, "routers"), 1);
 }
 
-TEST(Eagle3, RunsWithRandomWeights) {
-  const SmallStepModel step(200);
-  const SmallEagle3 drafter(step.directory(), /*version31=*/true);
-  EngineOptions options = Eagle3Options(step.directory(), drafter.directory());
+/// Nine tokens of a model with random weights and a drafter of its size.
+void ExpectRunsWithRandomWeights(const std::filesystem::path& model) {
+  const SmallEagle3 drafter(model, /*version31=*/true);
+  EngineOptions options = Eagle3Options(model, drafter.directory());
   options.load_format = LoadFormat::kDummy;
   const LoadedEngine loaded = LoadEngine(options, nullptr);
   GenerationRequest request;
@@ -123,6 +124,15 @@ TEST(Eagle3, RunsWithRandomWeights) {
   Submit(*loaded.engine, request, &out);
   RunUntilIdle(*loaded.engine);
   EXPECT_EQ(out.tokens.size(), 9U);
+}
+
+TEST(Eagle3, RunsWithRandomWeights) {
+  ExpectRunsWithRandomWeights(SmallStepModel(200).directory());
+}
+
+// Its rows read entries that an indexer chooses, the drafter's do not.
+TEST(Eagle3, RunsBesideAnIndexer) {
+  ExpectRunsWithRandomWeights(SmallSparseModel(200).directory());
 }
 
 /// A copy of the golden drafter with another config.

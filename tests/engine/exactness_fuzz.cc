@@ -26,7 +26,8 @@
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
 // the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
-// rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5.
+// rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5; with --sparse 1 a
+// DeepSeek-V3.2 or a GLM-5, over bfloat16 caches.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that. Long because every kind of model, drafter and request
@@ -150,6 +151,7 @@ enum class Shape {
   kV4,        // DeepSeek-V4 with its MTP module
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
   kSparse,    // DeepSeek-V3.2 with its MTP module
+  kGlm5,      // GLM-5 with its MTP module, of sizes that a GPU takes
   kInt4,      // the bundled one, whose experts are INT4
   kLing,      // Ling-3.0
   kKimi,      // Kimi-Linear
@@ -234,6 +236,11 @@ constexpr std::array kHybridModels = {
 constexpr std::array kGpuStepModels = {
     ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
     ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
+};
+
+constexpr std::array kGpuSparseModels = {
+    ModelChoice{"V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
 };
 
 /// Of the processor, or of a GPU's operations.
@@ -385,6 +392,7 @@ class Fuzz {
     if (step_) {
       return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
     }
+    if (sparse_ && on_gpu()) return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 1)));
     if (hybrid_) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
@@ -418,7 +426,10 @@ class Fuzz {
         o.checkpoint = on_gpu() ? gpu_step_model_.directory() : small_step_model_.directory();
         break;
       case Shape::kSparse:
-        o.checkpoint = small_sparse_model_.directory();
+        o.checkpoint = on_gpu() ? gpu_v32_model_.directory() : small_sparse_model_.directory();
+        break;
+      case Shape::kGlm5:
+        o.checkpoint = gpu_glm5_model_.directory();
         break;
       case Shape::kLing:
         o.checkpoint = small_ling_.directory();
@@ -458,7 +469,7 @@ class Fuzz {
     if (eagle3_) o.drafter = kEagle3;
     // EAGLE-3 drafters have latent attention.
     if (on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
-    if (model.shape == Shape::kSparse) {  // it has one module
+    if (model.shape == Shape::kSparse || model.shape == Shape::kGlm5) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram};
       o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
     }
@@ -644,7 +655,9 @@ class Fuzz {
   SmallStepModel small_step_model_{
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, ranks_)}};
   SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
-  SmallSparseModel small_sparse_model_{kSmallVocab, heads_};
+  SmallSparseModel small_sparse_model_{kSmallVocab, {.heads = heads_}};
+  SmallSparseModel gpu_v32_model_{kSmallVocab, kGpuV32Sizes};
+  SmallSparseModel gpu_glm5_model_{kSmallVocab, kGpuGlm5Sizes};
   SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
   SmallHybridModel small_kimi_{SmallKimiConfig(kSmallVocab)};
   SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};

@@ -153,11 +153,13 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
-  inside.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                             {{options.ops != nullptr ? *options.ops : processor_ops,
-                               inside.pool.get(), inside.ranks.get()},
-                              options.dtype,
-                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
+  inside.model =
+      LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                  {{options.ops != nullptr ? *options.ops : processor_ops, inside.pool.get(),
+                    inside.ranks.get()},
+                   options.dtype,
+                   AttentionPlan(options.attention_backend, 1 + k,
+                                 RowPathsOf(config.first_cached_layer(), options.cache_form))});
   const NetworkCache network = TestCacheNeeds(options, config);
   const CacheConfig cache = TestCacheConfig(options);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,

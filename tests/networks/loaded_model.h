@@ -21,9 +21,11 @@ struct LoadedModel {
     const ModelConfig config = ReadModelConfig(directory);
     const auto source = OpenCheckpoint(directory, config);
     const int mtp = CountMtpLayers(*source, config);
-    model = LoadNetwork(
-        config, mtp, *source, {dtype},
-        {{cpu::GetCpuOps(isa), &pool}, dtype, AttentionPlan(AttentionBackend::kRagged, 1, form)});
+    model = LoadNetwork(config, mtp, *source, {dtype},
+                        {{cpu::GetCpuOps(isa), &pool},
+                         dtype,
+                         AttentionPlan(AttentionBackend::kRagged, 1,
+                                       RowPathsOf(config.first_cached_layer(), form))});
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size,

@@ -1,7 +1,8 @@
-// A directory with the config.json of a small DeepSeek-V3.2 with an MTP module, whose rows read 12
-// tokens: for dummy weights.
+// A directory with the config.json of a small DeepSeek-V3.2 or GLM-5 with an MTP module: for dummy
+// weights.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,16 +12,40 @@
 
 namespace outrider {
 
+struct SmallSparseSizes {
+  const char* golden = "tiny-v32";  // whose config it is
+  int32_t heads = 2;
+  int32_t top_k = 12;       // tokens that a row reads
+  int32_t index_heads = 0;  // 0: those of the config; else all sizes are such as a GPU takes
+};
+/// Sizes that the GPU's kernels take: lists shorter than a split, and of two splits.
+inline constexpr SmallSparseSizes kGpuV32Sizes = {.heads = 4, .index_heads = 8};
+inline constexpr SmallSparseSizes kGpuGlm5Sizes = {
+    .golden = "tiny-glm-dsa", .heads = 3, .top_k = 300, .index_heads = 32};
+
 class SmallSparseModel {
  public:
-  explicit SmallSparseModel(int32_t vocab_size, int32_t heads = 2) {
-    std::ifstream file(SourceDirectory() / "tests/golden/tiny-v32/config.json");
+  explicit SmallSparseModel(int32_t vocab_size, const SmallSparseSizes& sizes = {}) {
+    std::ifstream file(SourceDirectory() / "tests/golden" / sizes.golden / "config.json");
     nlohmann::json config = nlohmann::json::parse(file);
     config["vocab_size"] = vocab_size;
     config["num_nextn_predict_layers"] = 1;
-    config["index_topk"] = 12;
-    config["num_attention_heads"] = heads;
-    config["num_key_value_heads"] = heads;
+    config["index_topk"] = sizes.top_k;
+    config["num_attention_heads"] = sizes.heads;
+    config["num_key_value_heads"] = sizes.heads;
+    if (sizes.index_heads > 0) {
+      config["index_n_heads"] = sizes.index_heads;
+      config["index_head_dim"] = 128;
+      config["hidden_size"] = 64;
+      config["intermediate_size"] = 64;
+      config["moe_intermediate_size"] = 32;
+      config["n_routed_experts"] = 8;
+      config["q_lora_rank"] = 64;
+      config["kv_lora_rank"] = 512;
+      config["qk_nope_head_dim"] = 64;
+      config["qk_rope_head_dim"] = 64;
+      config["v_head_dim"] = 64;
+    }
     std::ofstream(directory() / "config.json") << config;
   }
 

@@ -14,6 +14,7 @@
 #include "outrider/ops/moe.h"
 #include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_cache.h"
 #include "tests/ops/test_step.h"
 
 namespace outrider {
@@ -22,47 +23,6 @@ namespace {
 using Doubles = std::vector<double>;
 
 double SigmoidOf(double x) { return 1 / (1 + std::exp(-x)); }
-
-/// A cache of one request, whose blocks lie in any order: of token rows (group 0) or of entries of
-/// four tokens (group 1).
-struct TestCache {
-  TestCache(int32_t group, int32_t width, int32_t entries, DType dtype = DType::kF32)
-      : bytes(static_cast<size_t>(entries + kBlock) * static_cast<size_t>(width) * 4) {
-    cache = {.data = bytes.data(),
-             .dtype = dtype,
-             .block_size = kBlock,
-             .width = width,
-             .block_stride = int64_t{kBlock} * width,
-             .group = group};
-    const int32_t blocks = (entries + kBlock - 1) / kBlock;
-    for (int32_t b = 0; b < blocks; ++b) table.push_back(blocks - 1 - b);
-  }
-  int64_t Offset(int32_t entry) const {
-    return cache.SlotOffset(int64_t{table[static_cast<size_t>(entry / kBlock)]} * kBlock +
-                            entry % kBlock);
-  }
-  const float* At(int32_t entry) const {
-    return reinterpret_cast<const float*>(bytes.data()) + Offset(entry);
-  }
-  /// Entries 0, 1, ...
-  void Fill(TestMatrix& rows) {
-    for (int32_t e = 0; e < rows.view_rows; ++e) {
-      for (int32_t i = 0; i < cache.width; ++i) {
-        const float value = rows.view().row(e)[i];
-        if (cache.dtype == DType::kF32) {
-          reinterpret_cast<float*>(bytes.data())[Offset(e) + i] = value;
-        } else {
-          reinterpret_cast<BFloat16*>(bytes.data())[Offset(e) + i] = ToBFloat16(value);
-        }
-      }
-    }
-  }
-
-  static constexpr int32_t kBlock = 8;
-  std::vector<std::byte> bytes;
-  LayerCache cache;
-  std::vector<int32_t> table;
-};
 
 class CompressedOpsTest : public KernelTest {
  protected:
@@ -84,33 +44,11 @@ class CompressedOpsTest : public KernelTest {
               .context = first,
               .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
               .tables = {std::move(tokens), std::move(entries)}}},
-            {.form = KvCacheForm::kHeads}};
+            {.listed = true}};
   }
 
   Scratch arena_;
 };
-
-TEST_P(CompressedOpsTest, LayerNormIsThatOfItsDefinition) {
-  constexpr int64_t kWidth = 37;
-  TestMatrix x = TestMatrix::Random(5, kWidth, random, 3);
-  const TestMatrix weight = TestMatrix::Random(1, kWidth, random);
-  const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
-  TestMatrix y(5, kWidth);
-  ops().sparse()->LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
-                            y.view());
-  for (int64_t r = 0; r < 5; ++r) {
-    const float* row = x.view().row(r);
-    const double mean = std::accumulate(row, row + kWidth, 0.0) / kWidth;
-    double variance = 0;
-    for (int64_t i = 0; i < kWidth; ++i) variance += (row[i] - mean) * (row[i] - mean) / kWidth;
-    for (int64_t i = 0; i < kWidth; ++i) {
-      const auto at = static_cast<size_t>(i);
-      EXPECT_NEAR(y.view().row(r)[i],
-                  weight.values[at] * (row[i] - mean) / std::sqrt(variance + 0.5) + bias.values[at],
-                  2e-5);
-    }
-  }
-}
 
 TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   constexpr int32_t kStreams = 3;
@@ -351,17 +289,17 @@ TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
       const SelectedEntries selected = {selected_entries.data(), counts.data(), 4};
       const Context context = MakeContext();
       const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
-      ops().sparse()->CompressedAttention(context, step.inputs(),
-                                          {.heads = kHeads,
-                                           .window = 9,
-                                           .ratio = selection == 0 ? 0 : 4,
-                                           .softmax_scale = 0.3F,
-                                           .q = q.view(),
-                                           .out = out.view(),
-                                           .sinks = sinks,
-                                           .window_rows = window.cache,
-                                           .entries = entries.cache,
-                                           .selected = selection == 2 ? &selected : nullptr});
+      ops().compressed()->CompressedAttention(context, step.inputs(),
+                                              {.heads = kHeads,
+                                               .window = 9,
+                                               .ratio = selection == 0 ? 0 : 4,
+                                               .softmax_scale = 0.3F,
+                                               .q = q.view(),
+                                               .out = out.view(),
+                                               .sinks = sinks,
+                                               .window_rows = window.cache,
+                                               .entries = entries.cache,
+                                               .selected = selection == 2 ? &selected : nullptr});
       for (int32_t r = 0; r < kRows; ++r) {
         const int32_t position = kFirst + r;
         std::vector<const float*> rows;

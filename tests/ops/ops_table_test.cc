@@ -17,7 +17,6 @@
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
 #include "outrider/ops/per_head.h"
-#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -452,8 +451,8 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
              .tables = {blocks}}},
         StepAttention{KvCacheForm::kHeads});
   };
-  ops.sparse()->WriteEntries(c, step(kSlots)->inputs(),
-                             Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
+  ops.compressed()->WriteEntries(c, step(kSlots)->inputs(),
+                                 Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
   TestMatrix out(kQueries, 6 * 16);
   ops.per_head()->PerHeadAttention(
       c, kShape, step(kPositions - kQueries)->inputs(),

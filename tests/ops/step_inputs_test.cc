@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/per_head.h"
-#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -113,7 +113,7 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
   }
   std::array caches = {StepCache(0, 6), StepCache(1, 6)};
   for (const StepCache& cache : caches)
-    c.ops.sparse()->WriteEntries(c, inputs, entries.view(), cache.cache);
+    c.ops.compressed()->WriteEntries(c, inputs, entries.view(), cache.cache);
 
   const std::vector<CacheGroupSpec> groups = StepGroups();
   int64_t written = 0;
@@ -213,7 +213,7 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
   const Ops& ops = c.ops;
   TestMatrix out(inputs.num_rows(), kStepMla.heads * kStepMla.value);
   const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache.cache};
-  if (inputs.cache_form() == KvCacheForm::kHeads) {
+  if (inputs.paths().generated == RowPath::kPerHead) {
     ops.per_head()->PerHeadAttention(c,
                                      {.heads = kStepMla.heads,
                                       .kv_heads = kStepMla.heads,

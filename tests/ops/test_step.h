@@ -22,6 +22,9 @@ struct StepAttention {
   KvCacheForm form = KvCacheForm::kLatent;
   AttentionBackend backend = AttentionBackend::kRagged;
   int32_t threshold = 4;
+  bool listed = false;  // rows read lists of entries
+
+  RowPaths paths() const { return listed ? RowPaths(RowPath::kListed) : RowPaths(form); }
 };
 
 /// A step of some requests, and what operations read of it.
@@ -31,14 +34,14 @@ class TestStep {
            const StepAttention& attention = {})
       : parts_(std::move(parts)),
         layout_(std::move(groups)),
-        plan_(attention.backend, attention.threshold, attention.form),
+        plan_(attention.backend, attention.threshold, attention.paths()),
         inputs_(context.ops.MakeStepInputs()) {
     AssignTo(*inputs_);
   }
   TestStep(const TestStep&) = delete;
   TestStep& operator=(const TestStep&) = delete;
 
-  void AssignTo(StepInputs& inputs) {
+  void AssignTo(StepInputs& inputs, RowCount count = RowCount::kExact) {
     std::vector<RequestWork> work;
     for (const StepPart& part : parts_) {
       work.push_back({.slot = static_cast<int32_t>(work.size()),
@@ -51,7 +54,7 @@ class TestStep {
     }
     layout_.Assign(work);
     plan_.Assign(layout_);
-    inputs.Assign(layout_, plan_, RowCount::kExact);
+    inputs.Assign(layout_, plan_, count);
   }
 
   /// Rows stand in its order.

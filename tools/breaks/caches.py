@@ -32,7 +32,7 @@ BREAKS = (
           "for (int32_t i = 0; i < position / args.ratio; ++i) {", "ops_test", OPS),
     Break("entries", "entries are written where token slots are", "ops/cpu/compressed_ops.cc",
           "slots[row] / shape.ratio", "slots[row] % args.entries.block_size", "networks_test", GOLDEN),
-    Break("index keys", "an indexer reads the keys one entry late", "ops/cpu/compressed_ops.cc",
+    Break("index keys", "an indexer reads the keys one entry late", "ops/cpu/sparse_ops.cc",
           "EntrySlot(args.keys, span.block_table, j);",
           "EntrySlot(args.keys, span.block_table, std::max<int64_t>(0, j - 1));", "networks_test",
           GOLDEN),

@@ -6,15 +6,15 @@
 
 namespace outrider {
 
-AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, KvCacheForm cache_form)
-    : backend_(backend), threshold_(threshold), cache_form_(cache_form) {
+AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths)
+    : backend_(backend), threshold_(threshold), paths_(paths) {
   OUTRIDER_CHECK(threshold >= 1);
-  OUTRIDER_CHECK(cache_form == KvCacheForm::kLatent || backend == AttentionBackend::kRagged);
+  OUTRIDER_CHECK(!paths.AreOne() || backend == AttentionBackend::kRagged);
 }
 
 void AttentionPlan::Assign(const BatchLayout& layout) {
-  if (cache_form_ == KvCacheForm::kHeads) {
-    per_head_ = layout.requests();
+  if (paths_.AreOne()) {
+    one_path_ = layout.requests();
     return;
   }
   const DecodeKernel kernel = DecodeKernelOf(backend_);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "outrider/attention/attention_backend.h"
+#include "outrider/attention/row_path.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/batch/decode_split.h"
 #include "outrider/kv/cache_form.h"
@@ -15,20 +16,23 @@ namespace outrider {
 
 class AttentionPlan {
  public:
-  /// `threshold`: rows that a decode request has at most, 1 + k. A cache of per-head entries takes
-  /// kRagged only.
-  AttentionPlan(AttentionBackend backend, int32_t threshold,
-                KvCacheForm cache_form = KvCacheForm::kLatent);
+  /// `threshold`: rows that a decode request has at most, 1 + k. Where all rows take one path, the
+  /// backend is kRagged.
+  AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths = KvCacheForm::kLatent);
 
   /// Replaces the plan. `layout` must outlive it. Reuses memory.
   void Assign(const BatchLayout& layout);
 
   AttentionBackend backend() const { return backend_; }
-  KvCacheForm cache_form() const { return cache_form_; }
+  RowPaths paths() const { return paths_; }
+  /// Of latent attention without an indexer.
+  KvCacheForm cache_form() const {
+    return paths_.generated == RowPath::kPerHead ? KvCacheForm::kHeads : KvCacheForm::kLatent;
+  }
 
-  /// Over a cache of per-head entries every request runs in one kernel call, whatever its phase and
-  /// length: all are in this list, and those below are empty. Over a latent cache it is this one.
-  std::span<const RequestRows> per_head() const { return per_head_; }
+  /// Where all rows take one path, every request is in this list, whatever its phase and length,
+  /// and those below are empty. Elsewhere it is this one.
+  std::span<const RequestRows> one_path() const { return one_path_; }
 
   /// The calls' requests for the decode kernel: consecutive rows in rising order, from
   /// first_decode_row() on. A run is a decode request, or rows of one: the backends that keep
@@ -49,12 +53,12 @@ class AttentionPlan {
  private:
   AttentionBackend backend_;
   int32_t threshold_;
-  KvCacheForm cache_form_;
+  RowPaths paths_;
   int32_t num_decode_rows_ = 0;
   int32_t query_length_ = 0;
   std::vector<RequestRows> runs_;  // of all requests, before the split
   DecodeSplit split_;
-  std::span<const RequestRows> per_head_;
+  std::span<const RequestRows> one_path_;
   std::vector<RequestRows> decode_runs_;
   std::vector<RequestRows> left_over_;
   std::vector<RequestRows> prompts_;

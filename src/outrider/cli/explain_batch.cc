@@ -76,8 +76,12 @@ std::string RowsText(std::span<const RequestRows> requests) {
 }  // namespace
 
 ExplainedBatch::ExplainedBatch(std::span<const BatchItem> items, AttentionBackend backend,
-                               KvCacheForm form, int32_t k, int32_t block_size)
-    : items_(items.begin(), items.end()), k_(k), layout_(block_size), plan_(backend, 1 + k, form) {
+                               KvCacheForm form, RowPaths paths, int32_t k, int32_t block_size)
+    : items_(items.begin(), items.end()),
+      form_(form),
+      k_(k),
+      layout_(block_size),
+      plan_(backend, 1 + k, paths) {
   size_t most_rows = 0;
   size_t longest = 0;
   for (const BatchItem& item : items_) {
@@ -131,9 +135,10 @@ std::string ExplainedBatch::SplitTable() const {
     }
     return fmt::format("{}", fmt::join(texts, " "));
   };
-  if (!plan_.per_head().empty()) {
-    table.push_back({"all, per head", RowsText(plan_.per_head()), "each request at its own length",
-                     requests_text(plan_.per_head())});
+  if (!plan_.one_path().empty()) {
+    table.push_back({fmt::format("all, {}", RowPathName(plan_.paths().generated)),
+                     RowsText(plan_.one_path()), "each request at its own length",
+                     requests_text(plan_.one_path())});
   }
   if (!runs.empty()) {
     std::string how = "each request at its own length";
@@ -165,7 +170,7 @@ std::string ExplainedBatch::Text() const {
       "KV cache form: {}\nAttention backend: {} ({})\n{}\n\n{}",
       CountText(static_cast<int64_t>(items_.size()), "request"),
       CountText(layout_.num_rows(), "row"), k_, CountText(int64_t{1} + k_, "row"), LayoutTable(),
-      KvCacheFormName(plan_.cache_form()), AttentionBackendName(backend),
+      KvCacheFormName(form_), AttentionBackendName(backend),
       KeepsExactness(backend) ? "exact: output does not depend on batching or drafts"
                               : "NOT exact: output can depend on batching and drafts",
       AttentionBackendSummary(backend), SplitTable());
@@ -193,15 +198,19 @@ std::string ExplainedBatch::Json() const {
     }
     return list;
   };
+  const auto on_path = [&](RowPath path) {
+    return plan_.paths().generated == path ? plan_.one_path() : std::span<const RequestRows>();
+  };
   const Object object = {{"num_rows", layout_.num_rows()},
                          {"num_speculative_tokens", k_},
                          {"requests", requests},
                          {"attention",
                           {{"backend", AttentionBackendName(plan_.backend())},
                            {"exact", KeepsExactness(plan_.backend())},
-                           {"kv_cache_form", KvCacheFormName(plan_.cache_form())},
+                           {"kv_cache_form", KvCacheFormName(form_)},
                            {"kernel_query_length", plan_.query_length()},
-                           {"per_head", rows(plan_.per_head())},
+                           {"per_head", rows(on_path(RowPath::kPerHead))},
+                           {"listed", rows(on_path(RowPath::kListed))},
                            {"decode", rows(plan_.decode_runs())},
                            {"left_over", rows(plan_.left_over())},
                            {"prompts", rows(plan_.prompts())}}}};

@@ -18,7 +18,7 @@ namespace outrider::cli {
 class ExplainedBatch {
  public:
   ExplainedBatch(std::span<const BatchItem> items, AttentionBackend backend, KvCacheForm form,
-                 int32_t k, int32_t block_size);
+                 RowPaths paths, int32_t k, int32_t block_size);
   ExplainedBatch(const ExplainedBatch&) = delete;
   ExplainedBatch& operator=(const ExplainedBatch&) = delete;
 
@@ -36,6 +36,7 @@ class ExplainedBatch {
   std::string SplitTable() const;
 
   std::vector<BatchItem> items_;
+  KvCacheForm form_;
   int32_t k_;
   BatchLayout layout_;
   std::vector<int32_t> tokens_;  // of all requests: what they are does not matter

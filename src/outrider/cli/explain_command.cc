@@ -16,14 +16,16 @@ ExplainedBatch ExplainBatch(const Settings& settings) {
   const EngineOptions& options = settings.engine;
   int32_t k = options.speculation.num_speculative_tokens.value_or(kDefaultDrafts);
   KvCacheForm form = options.kv_cache_form.value_or(KvCacheForm::kLatent);
+  RowPaths paths = form;
   if (options.model.empty()) {
     CheckAttentionOptions(options);
   } else {
     const LoadedEngine explained = ExplainEngine(options);
     k = explained.num_speculative_tokens;
     form = explained.kv_cache_form;
+    paths = explained.row_paths;
   }
-  return {settings.explain.batch, options.attention_backend, form, k, options.block_size};
+  return {settings.explain.batch, options.attention_backend, form, paths, k, options.block_size};
 }
 
 }  // namespace

@@ -234,11 +234,11 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
 }
 
 void EnginePlan::PlanPrefixCaching() {
-  const bool one_form = form_ == KvCacheForm::kHeads;
-  scheduler_.publish_answers = one_form || options_.fast_prefix;
+  const bool one_path = row_paths().AreOne();
+  scheduler_.publish_answers = one_path || options_.fast_prefix;
   if (!options_.enable_prefix_caching) {
     Decide("prefix caching", "off", "--no-enable-prefix-caching");
-  } else if (one_form) {
+  } else if (one_path) {
     Decide("prefix caching", "prompts and answers", "all rows take one form of attention");
   } else if (options_.fast_prefix) {
     Decide("prefix caching", "prompts and answers",

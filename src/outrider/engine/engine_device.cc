@@ -19,6 +19,11 @@ bool HasLatents(const AskedOptions& asked) {
   return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
 }
 
+bool HasIndexer(const AskedOptions& asked) {
+  const auto* mla = std::get_if<MlaSpec>(&asked.config.layer(0).attention);
+  return mla != nullptr && mla->indexer;
+}
+
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
 
 /// Tokens a page of the cache group with the fewest that are no multiple of 8.
@@ -39,14 +44,18 @@ constexpr const char* kNoKernels =
 
 }  // namespace
 
-std::span<const Rule<AskedOptions>> GpuOptionRules() {
-  static const std::vector<Rule<AskedOptions>> rules = {
+namespace {
+
+/// The type of the cache as the flag names it.
+std::string_view CacheTypeName(const AskedOptions& asked) {
+  return asked.plan.kv_dtype == DType::kF8E4M3 ? "fp8" : DTypeName(asked.plan.kv_dtype);
+}
+
+std::vector<Rule<AskedOptions>> MakeOptionRules() {
+  std::vector<Rule<AskedOptions>> rules = {
       {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.dtype)); },
        Taken::Names({"bfloat16"})},
-      {"--kv-cache-dtype",
-       [](const AskedOptions& a) {
-         return Name(a.plan.kv_dtype == DType::kF8E4M3 ? "fp8" : DTypeName(a.plan.kv_dtype));
-       },
+      {"--kv-cache-dtype", [](const AskedOptions& a) { return Name(CacheTypeName(a)); },
        Taken::Names({"bfloat16", "fp8"})},
       {"--kv-cache-form",
        [](const AskedOptions& a) {
@@ -79,6 +88,21 @@ std::span<const Rule<AskedOptions>> GpuOptionRules() {
        },
        Taken::UpTo(cuda::kMostRows)},
   };
+  if (cuda::kHopperRunsIndexers) {
+    rules.push_back({"--kv-cache-dtype",
+                     [](const AskedOptions& a) -> std::optional<Asked> {
+                       if (!HasIndexer(a)) return std::nullopt;
+                       return Name(CacheTypeName(a));
+                     },
+                     Taken::Names({"bfloat16"}), "of networks with an indexer"});
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::span<const Rule<AskedOptions>> GpuOptionRules() {
+  static const std::vector<Rule<AskedOptions>> rules = MakeOptionRules();
   return rules;
 }
 

@@ -50,6 +50,7 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
+  loaded.row_paths = plan.row_paths();
   loaded.kernels = plan.ops().name();
   loaded.memory = plan.Memory();
   return loaded;
@@ -63,6 +64,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.config = plan.config();
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
+  loaded.row_paths = plan.row_paths();
   loaded.kernels = plan.ops().name();
   LoadText(options, loaded);
 

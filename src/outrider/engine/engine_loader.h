@@ -31,6 +31,7 @@ struct LoadedEngine {
   int32_t num_speculative_tokens = 0;   // k
   std::optional<StepTimes> step_times;  // with an adaptive number of drafts
   KvCacheForm kv_cache_form = KvCacheForm::kLatent;
+  RowPaths row_paths = KvCacheForm::kLatent;
   std::string kernels;  // of the processor: the instruction set; "cuda"
   std::unique_ptr<Engine> engine;
 };

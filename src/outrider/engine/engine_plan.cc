@@ -286,7 +286,7 @@ void EnginePlan::PlanCacheForm() {
           "--kv-cache-form and --attention-backend out",
           options_.model);
     }
-    form_ = KvCacheForm::kHeads;  // all rows take one path
+    form_ = KvCacheForm::kLatent;
     Decide("KV cache form", "latent",
            fmt::format("entries of {} numbers, and an index key of {}", mla.latent + mla.rope,
                        mla.indexer->dim));

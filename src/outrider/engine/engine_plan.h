@@ -125,6 +125,7 @@ class EnginePlan {
   WeightForm weight_form() const;
   CacheNumbers cache_numbers() const { return {kv_dtype_, dtype_}; }
   KvCacheForm kv_cache_form() const { return form_; }
+  RowPaths row_paths() const { return RowPathsOf(config_.first_cached_layer(), form_); }
   /// Of each rank: threads() shared out.
   ComputeThreads ThreadsOf(const RankPlace& place) const;
   int32_t ranks() const { return options_.tensor_parallel_size; }

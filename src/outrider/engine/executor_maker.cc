@@ -134,11 +134,11 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Sources& sourc
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
     RankWeights& own = weights[static_cast<size_t>(i)];
-    own.model = LoadNetwork(
-        sources.config, plan_.modules_used(), sources.model, plan_.weight_form(),
-        {device, plan_.dtype(),
-         AttentionPlan(options_.attention_backend, 1 + plan_.k(), plan_.kv_cache_form())},
-        read.Of(device.place().rank));
+    own.model =
+        LoadNetwork(sources.config, plan_.modules_used(), sources.model, plan_.weight_form(),
+                    {device, plan_.dtype(),
+                     AttentionPlan(options_.attention_backend, 1 + plan_.k(), plan_.row_paths())},
+                    read.Of(device.place().rank));
     if (sources.drafter == nullptr) return;
     own.draft_model = std::make_unique<Eagle3DraftModel>(
         *sources.drafter_config, plan_.drafter()->taps,

@@ -85,7 +85,9 @@ void CheckListed(const ListedAttentionArgs& args) {
                  "entries are float32 or bfloat16, not {}", DTypeName(args.dtype));
   OUTRIDER_CHECK(args.heads > 0 && args.width > 0 && args.most_entries > 0);
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * args.width);
-  OUTRIDER_CHECK(args.out.cols == args.q.cols && args.out.rows == args.q.rows);
+  OUTRIDER_CHECK(args.value_width > 0 && args.value_width <= args.width);
+  OUTRIDER_CHECK(args.out.cols == int64_t{args.heads} * args.value_width &&
+                 args.out.rows == args.q.rows);
 }
 
 void CheckExpanded(const ExpandedAttentionArgs& args) {

@@ -119,20 +119,21 @@ struct PerHeadAttentionArgs {
 inline constexpr int32_t kListedSplit = 256;
 
 /// Attention of heads that read the same entries, each key and value at once, which a list names:
-/// for row r, head h, over the entries e of r's list
-///   s_e = scale * dot(q[r, h], e),  out[r, h] = sum_e exp(s_e) e / (sum_e exp(s_e) +
+/// for row r, head h, over the entries e of r's list, with v_e the first V numbers of e,
+///   s_e = scale * dot(q[r, h], e),  out[r, h] = sum_e exp(s_e) v_e / (sum_e exp(s_e) +
 ///   exp(sink[h])).
 /// A list is cut into parts of kListedSplit entries, which merge in order; over bfloat16 entries
 /// with the rounding of AbsorbedAttentionArgs, where m is the largest score of the part.
 struct ListedAttentionArgs {
   MatrixView<const float> q;  // [rows, heads * D]
   int32_t heads = 0;
-  int32_t width = 0;  // D
+  int32_t width = 0;        // D
+  int32_t value_width = 0;  // V, at most D
   float scale = 0;
   const float* sinks = nullptr;  // [heads]; null: none
   DType dtype = DType::kBF16;    // of the entries, kF32 or kBF16
   int64_t most_entries = 0;      // of a list
-  MatrixView<float> out;         // [rows, heads * D]
+  MatrixView<float> out;         // [rows, heads * V]
   /// list(row, entries): writes where the entries are, at least one, and returns how many. Called
   /// once or more per row, on any thread.
   FunctionRef<int64_t(int64_t, const std::byte**)> list;

@@ -27,7 +27,7 @@ void WriteCompressed(const Context& context, const CompressedSpec& spec, const C
           Product{.x = x, .w = &w.values, .y = rows.Columns(0, shape.channels()), .float32 = true},
           Product{.x = x, .w = &w.gates, .y = gates, .float32 = true}});
   ops.compressed()->AddPositionBias(context, step.inputs, w.bias, shape.ratio, gates);
-  ops.sparse()->WriteEntries(context, step.inputs, rows, tokens);
+  ops.compressed()->WriteEntries(context, step.inputs, rows, tokens);
   ops.compressed()->Compress(context, shape, step.inputs,
                              {.tokens = tokens,
                               .norm = w.norm,
@@ -68,7 +68,7 @@ void StoreWindowRows(const Context& context, const CompressedWeights& w, const C
   const Ops& ops = context.ops;
   ops.Norm(context, kv, w.kv_norm, step.norm_eps, kv);
   ops.Rotate(context, kv, 1, RotaryOffset(step), step.rotary);
-  ops.sparse()->WriteEntries(context, step.inputs, kv, step.caches[0]);
+  ops.compressed()->WriteEntries(context, step.inputs, kv, step.caches[0]);
 }
 
 }  // namespace
@@ -122,7 +122,7 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
     selected = Select(context, spec, w.indexer, step, step.caches[3], queries, x);
     args.selected = &selected;
   }
-  ops.sparse()->CompressedAttention(context, step.inputs, args);
+  ops.compressed()->CompressedAttention(context, step.inputs, args);
   ops.Rotate(context, attended, heads, offset, step.back);
   const Tensor low = context.Rows(x.rows, spec.output_groups * spec.output_rank);
   ops.Multiply(context, std::array{Product{.x = attended,

@@ -25,7 +25,7 @@ namespace {
 
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const StepInputs& inputs, const EntryArgs& args) {
-  if (inputs.cache_form() == KvCacheForm::kHeads) {
+  if (inputs.paths().generated == RowPath::kPerHead) {
     context.ops.mla_per_head()->WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
     context.ops.mla()->WriteLatentEntries(context, s, inputs, args);
@@ -86,6 +86,7 @@ void RotateQueries(const Context& context, const MlaShape& s, const Rotary& rota
 void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
                 const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
                 Tensor residual) {
+  OUTRIDER_CHECK(inputs.paths().generated != RowPath::kListed, "without an indexer");
   const Scratch::Frame frame(context.arena);
   const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
   OUTRIDER_CHECK(q.stride == shape.query_stride());
@@ -95,7 +96,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   RotateQueries(context, shape, rotary, q, 0, first_decode);
   RotateQueries(context, shape, rotary, q, first_decode + num_decode, x.rows);
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
-  if (inputs.cache_form() == KvCacheForm::kHeads) {
+  if (inputs.paths().generated == RowPath::kPerHead) {
     context.ops.per_head()->PerHeadAttention(context,
                                              {.heads = shape.heads,
                                               .kv_heads = shape.heads,

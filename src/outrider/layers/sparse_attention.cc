@@ -1,5 +1,6 @@
 #include "outrider/layers/sparse_attention.h"
 
+#include <algorithm>
 #include <array>
 
 #include "outrider/ops/mla.h"
@@ -10,6 +11,10 @@ namespace outrider {
 namespace {
 
 constexpr float kKeyNormEps = 1e-6F;  // of the LayerNorm of keys
+
+// Rows of a prompt whose absorbed queries are in memory together: those of 128 heads take 147 KB of
+// bfloat16 each. No sum crosses rows, so it decides no bit.
+constexpr int64_t kAttendedRows = 1024;
 
 /// The first numbers of an indexer's heads and keys are rotated, in pairs of its own.
 Rotary IndexRotary(const IndexerSpec& indexer, const Rotary& rotary) {
@@ -22,9 +27,13 @@ void WriteIndexKeys(const Context& context, const IndexerSpec& indexer,
   const Scratch::Frame frame(context.arena);
   const Tensor keys = context.Rows(x.rows, indexer.dim);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.keys, .y = keys}});
-  context.ops.sparse()->LayerNorm(context, keys, w.norm, w.norm_bias, kKeyNormEps, keys);
-  context.ops.Rotate(context, keys, 1, 0, IndexRotary(indexer, rotary));
-  context.ops.sparse()->WriteEntries(context, inputs, keys, cache);
+  context.ops.sparse()->WriteIndexKeys(context, inputs,
+                                       {.keys = keys,
+                                        .norm = w.norm,
+                                        .bias = w.norm_bias,
+                                        .norm_eps = kKeyNormEps,
+                                        .rotary = IndexRotary(indexer, rotary),
+                                        .cache = cache});
 }
 
 /// The tokens that every row attends to. q_latent [rows, q_lora].
@@ -32,7 +41,7 @@ SelectedEntries Select(const Context& context, const IndexerSpec& indexer,
                        const SparseIndexerWeights& w, const StepInputs& inputs,
                        const Rotary& rotary, LayerCache keys, Tensor q_latent, Tensor x) {
   const auto heads = static_cast<int32_t>(indexer.heads);
-  const Tensor q = context.Rows(x.rows, indexer.heads * indexer.dim);
+  const Tensor q = context.Activations(x.rows, indexer.heads * indexer.dim);
   const Tensor weights = context.Rows(x.rows, indexer.heads);
   context.ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.queries, .y = q}});
   context.ops.Multiply(context,
@@ -59,8 +68,10 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
   const IndexerSpec& indexer = *spec.indexer;
   const int64_t width = spec.latent + spec.rope;
 
-  const Tensor q_down = context.Activations(x.rows, spec.q_lora);
-  const Tensor kv = context.Activations(x.rows, width);
+  // What both first products give stands side by side, so that a device may run them as one.
+  const Tensor down = context.Activations(x.rows, spec.q_lora + width);
+  const Tensor q_down = down.Columns(0, spec.q_lora);
+  const Tensor kv = down.Columns(spec.q_lora, width);
   ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = q_down},
                                    Product{.x = x, .w = &w.kv_a, .y = kv}});
   const Tensor q_latent = context.Activations(x.rows, spec.q_lora);
@@ -78,29 +89,24 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
   const SelectedEntries selected =
       Select(context, indexer, w.indexer, inputs, rotary, caches.index_keys, q_latent, x);
 
-  const Tensor absorbed = context.Rows(x.rows, spec.heads * width);
-  ops.mla()->Absorb(context, s, w.kv_up, rotary, q, absorbed);
-  const Tensor attended = context.Rows(x.rows, spec.heads * width);
-  ops.sparse()->CompressedAttention(context, inputs,
+  const Tensor out = context.Activations(x.rows, spec.heads * spec.value);
+  for (int64_t first = 0; first < x.rows; first += kAttendedRows) {
+    const Scratch::Frame some(context.arena);
+    const int64_t rows = std::min(kAttendedRows, x.rows - first);
+    const Tensor absorbed = context.Activations(rows, spec.heads * width);
+    const Tensor latent = context.Activations(rows, spec.heads * spec.latent);
+    ops.mla()->Absorb(context, s, w.kv_up, AnglesOf(rotary, first, rows), q.Rows(first, rows),
+                      absorbed);
+    ops.sparse()->SelectedAttention(context, inputs,
                                     {.heads = s.heads,
-                                     .window = 0,
-                                     .ratio = 1,
                                      .softmax_scale = s.softmax_scale,
+                                     .first_row = static_cast<int32_t>(first),
                                      .q = absorbed,
-                                     .out = attended,
-                                     .sinks = nullptr,
-                                     .window_rows = caches.entries,
-                                     .in_blocks = false,
+                                     .out = latent,
                                      .entries = caches.entries,
                                      .selected = &selected});
-  // Of every head the latent part, without the sum of the rotated keys.
-  const Tensor latent = context.Rows(x.rows, spec.heads * spec.latent);
-  for (int64_t h = 0; h < spec.heads; ++h) {
-    ops.Copy(context, attended.Columns(h * width, spec.latent),
-             latent.Columns(h * spec.latent, spec.latent));
+    ops.mla()->Unabsorb(context, s, w.kv_up, latent, out.Rows(first, rows));
   }
-  const Tensor out = context.Activations(x.rows, spec.heads * spec.value);
-  ops.mla()->Unabsorb(context, s, w.kv_up, latent, out);
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
 }

@@ -10,9 +10,8 @@ DecoderNetwork::DecoderNetwork(ModelConfig config, NetworkOptions options, int32
   for (int64_t i = 0; i <= this->config().num_hidden_layers() + num_modules; ++i) {
     first_caches_.push_back(FirstCacheLayer(this->config(), i));
   }
-  const auto* mla = std::get_if<MlaSpec>(&this->config().layers.front().attention);
-  OUTRIDER_CHECK(mla == nullptr || !mla->indexer || attention().cache_form() == KvCacheForm::kHeads,
-                 "all rows take one path");
+  OUTRIDER_CHECK(attention().paths() ==
+                 RowPathsOf(this->config().first_cached_layer(), attention().cache_form()));
 }
 
 LayerCaches DecoderNetwork::CachesOf(KvCache& cache, int32_t index) const {

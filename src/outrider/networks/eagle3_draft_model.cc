@@ -16,6 +16,12 @@ namespace {
 // Rows of the target are wide where they are normalised: as many at a time.
 constexpr int64_t kReadTile = 512;
 
+/// Where the target's rows take one path, the drafter's do too: over entries that hold every head.
+AttentionPlan AttentionOf(const AttentionPlan& target) {
+  if (!target.paths().AreOne()) return target;
+  return {AttentionBackend::kRagged, 1, RowPaths(RowPath::kPerHead)};
+}
+
 }  // namespace
 
 NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
@@ -46,13 +52,15 @@ Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,
 NetworkCache Eagle3DraftModel::CacheNeeds(const ModelConfig& target, const ModelConfig& config,
                                           KvCacheForm form) {
   NetworkCache cache = NetworkCacheOf(target, 0, form);
-  AddCacheLayers(config.layers.front(), form, &cache);
+  // As AttentionOf.
+  const bool one_path = RowPathsOf(target.first_cached_layer(), form).AreOne();
+  AddCacheLayers(config.layers.front(), one_path ? KvCacheForm::kHeads : form, &cache);
   return cache;
 }
 
 Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_t> taps,
                                    Eagle3Weights weights, const Network& target)
-    : DraftModel(target.device(), target.attention()),
+    : DraftModel(target.device(), AttentionOf(target.attention())),
       spec_(*config.eagle3),
       taps_(std::move(taps)),
       weights_(std::move(weights)),

@@ -1,4 +1,4 @@
-// Cache entries that pool several tokens (DeepSeek-V4).
+// Cache entries that pool several tokens, and attention to them (DeepSeek-V4).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,13 @@ class CompressedOps {
   /// the cache, those of this step too.
   virtual void Compress(const Context& context, const CompressorShape& shape,
                         const StepInputs& inputs, const CompressArgs& args) const = 0;
+
+  /// Writes one cache entry per row as it is.
+  virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
+                            LayerCache cache) const = 0;
+
+  virtual void CompressedAttention(const Context& context, const StepInputs& inputs,
+                                   const CompressedAttentionArgs& args) const = 0;
 };
 
 }  // namespace outrider

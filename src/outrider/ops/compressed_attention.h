@@ -6,6 +6,7 @@
 #include <span>
 
 #include "outrider/kv/layer_cache.h"
+#include "outrider/ops/sparse.h"
 #include "outrider/ops/tensor.h"
 
 namespace outrider {
@@ -33,25 +34,6 @@ struct CompressArgs {
   std::span<const float> frequencies;  // [rope / 2]
   float magnitude = 1;                 // of the angles' cos and sin
   LayerCache entries;
-};
-
-/// Entries that rows attend to: entries[r * stride + i] for i < counts[r], rising.
-struct SelectedEntries {
-  const int32_t* entries = nullptr;
-  const int32_t* counts = nullptr;  // [rows]
-  int64_t stride = 0;
-};
-
-/// An indexer's choice: of the entries j < (position + 1) / ratio the `top_k` with the largest
-///   sum over heads h of max(q[r, h] · key_j, 0) * weights[r, h],
-/// the lower j among equals; all of them if they are no more.
-struct SelectEntriesArgs {
-  int32_t heads = 0;
-  int32_t ratio = 0;
-  int32_t top_k = 0;
-  Tensor q;         // [rows, heads * D], rotated
-  Tensor weights;   // [rows, heads]
-  LayerCache keys;  // [D]
 };
 
 /// Attention of heads that read the same rows, which are key and value at once: row r at position p

@@ -52,9 +52,10 @@ class StepInputs {
   virtual void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) = 0;
 
   int32_t num_rows() const { return num_rows_; }
-  /// kHeads: Ops::PerHeadAttention runs all rows. kLatent: Ops::DecodeAttention runs decode_rows(),
-  /// Ops::PromptAttention the others.
-  KvCacheForm cache_form() const { return cache_form_; }
+  /// kAbsorbed and kExpanded: MlaOps::DecodeAttention runs decode_rows(), PromptAttention the
+  /// others. kPerHead: PerHeadOps::PerHeadAttention runs all rows. kListed: those of SparseOps and
+  /// CompressedOps.
+  RowPaths paths() const { return paths_; }
   RowRange decode_rows() const { return decode_rows_; }
   /// Whether there are rows for Ops::PromptAttention.
   bool has_expanded_rows() const { return has_expanded_rows_; }
@@ -65,7 +66,7 @@ class StepInputs {
   /// Fills the numbers above.
   void AssignBounds(const BatchLayout& layout, const AttentionPlan& plan) {
     num_rows_ = layout.num_rows();
-    cache_form_ = plan.cache_form();
+    paths_ = plan.paths();
     decode_rows_ = {plan.first_decode_row(), plan.num_decode_rows()};
     has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
   }
@@ -73,12 +74,12 @@ class StepInputs {
   /// There are no prompt rows; all count `rows`, the added ones included.
   void RoundRowsTo(int32_t rows) {
     num_rows_ = rows;
-    if (cache_form_ == KvCacheForm::kLatent) decode_rows_.count = rows;
+    if (!paths_.AreOne()) decode_rows_.count = rows;
   }
 
  private:
   int32_t num_rows_ = 0;
-  KvCacheForm cache_form_ = KvCacheForm::kLatent;
+  RowPaths paths_ = KvCacheForm::kLatent;
   RowRange decode_rows_;
   bool has_expanded_rows_ = false;
 };

@@ -104,7 +104,8 @@ class WeightLoader {
   virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                  int64_t cols) = 0;
 
-  /// A weight that keeps its values, whatever the compute dtype.
+  /// A weight that keeps its values, whatever the compute dtype. On a GPU, whose products take
+  /// nothing wider, Load throws Error where bfloat16 would change one.
   virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
   /// The gate and up matrices of a gated MLP, stacked, and its down matrix: cut by inner columns,

@@ -161,10 +161,14 @@ class CodeSource : public WeightSource {
       if (name.find(".mlp.experts.") == std::string::npos) return rest_->Open(tensor);
       return std::make_unique<FourBitTensor>(shape, seed, kind_);
     }
-    if (!name.ends_with("_proj.weight") && !name.ends_with("_with_mqa.weight")) {
+    const bool of_indexer = name.ends_with(".wq_b.weight") || name.ends_with(".wk.weight");
+    if (!of_indexer && !name.ends_with("_proj.weight") && !name.ends_with("_with_mqa.weight")) {
       return rest_->Open(tensor);
     }
-    if (name.ends_with("eh_proj.weight")) return rest_->Open(tensor);
+    // Published checkpoints keep these in bfloat16.
+    if (name.ends_with("eh_proj.weight") || name.ends_with(".weights_proj.weight")) {
+      return rest_->Open(tensor);
+    }
     return std::make_unique<CodeTensor>(shape, seed, kind_);
   }
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}

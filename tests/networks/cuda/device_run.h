@@ -23,10 +23,9 @@
 
 namespace outrider::cuda {
 
-/// Of a network's own attention.
-inline KvCacheForm CacheFormOf(const ModelConfig& config) {
-  return std::holds_alternative<MlaSpec>(config.layer(0).attention) ? KvCacheForm::kLatent
-                                                                    : KvCacheForm::kHeads;
+/// Of a network's own attention; latent attention over a latent cache.
+inline RowPaths RowPathsOfNetwork(const ModelConfig& config) {
+  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
 }
 
 inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurrency()); }
@@ -38,10 +37,11 @@ class CpuNetwork {
   CpuNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules, DType dtype,
              int32_t num_blocks, int32_t block_size)
       : pool_(TestThreads()),
-        network_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
-                             {{cpu::GetCpuOps(SelectIsa()), &pool_},
-                              dtype,
-                              AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})),
+        network_(
+            LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
+                        {{cpu::GetCpuOps(SelectIsa()), &pool_},
+                         dtype,
+                         AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})),
         cache_(network_->device(),
                MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
                network_->cache_needs().layers, dtype) {}
@@ -123,10 +123,11 @@ class TestNetwork {
  public:
   TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules)
       : pool_(TestThreads()),
-        model_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = DType::kBF16},
-                           {{ops_, &pool_},
-                            DType::kBF16,
-                            AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})) {}
+        model_(LoadNetwork(
+            config, mtp_modules, source, {.compute_dtype = DType::kBF16},
+            {{ops_, &pool_},
+             DType::kBF16,
+             AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})) {}
 
   Network& model() { return *model_; }
   const CudaOps& ops() const { return ops_; }

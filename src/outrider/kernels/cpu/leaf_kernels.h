@@ -15,6 +15,8 @@ namespace outrider::cpu {
 /// Rows and columns of an AMX tile of bfloat16.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileCols = 32;
+/// Rows that attend_entries takes at a time on AMX.
+inline constexpr int64_t kMostEntryRowsInTiles = 64;
 /// Elements of a [rows, cols] matrix stored in tiles. Each 16 rows are a group; the last group may
 /// have fewer. The tiles [rows of the group][kTileCols] of a group follow one another, with zeros
 /// past the last column. Group g begins at element g * TiledElements(kTileRows, cols).
@@ -225,7 +227,8 @@ struct LeafKernels {
   /// lane. Its order of sums differs. Null if the set has no such kernel.
   void (*attend_in_row_lanes)(const EntryBlock& block) = nullptr;
   int64_t rows_per_vector = 0;
-  /// Whether attend_entries runs on AMX for bfloat16 entries that all rows read alike.
+  /// Whether attend_entries runs on AMX for bfloat16 entries that all rows read alike, up to
+  /// kMostEntryRowsInTiles rows.
   bool attends_in_tiles = false;
 
   /// Merges a partial softmax (maximum, sum, unnormalised out of n values) into a running one: both

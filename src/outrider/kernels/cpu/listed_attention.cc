@@ -35,8 +35,10 @@ class ListedCall {
                                static_cast<double>(2 * args_.most_entries * args_.width);
     const bool is_shared = pool_.size() > 1 && nanoseconds >= kInlineNanoseconds;
     const int64_t least = in_tiles_ ? kTileRows : kLeastHeads;
+    const int64_t most = in_tiles_ ? kMostEntryRowsInTiles : args_.heads;
     const int64_t wanted = is_shared ? std::max<int64_t>(1, 2 * pool_.size() / rows) : 1;
-    const int64_t parts = std::clamp<int64_t>(args_.heads / least, 1, wanted);
+    const int64_t parts = std::max(std::clamp<int64_t>(args_.heads / least, 1, wanted),
+                                   (args_.heads + most - 1) / most);
     const int64_t heads = (args_.heads + parts - 1) / parts;
     RunTasks(pool_, rows * parts, nanoseconds, [&](int64_t i) {
       const int64_t first = i % parts * heads;
@@ -50,6 +52,7 @@ class ListedCall {
     const Scratch::Frame frame(scratch);
     const int64_t heads = last_head - first_head;
     if (heads <= 0) return;
+    OUTRIDER_CHECK(!in_tiles_ || heads <= kMostEntryRowsInTiles);
     auto* entries = scratch.Take<const std::byte*>(args_.most_entries);
     const int64_t count = args_.list(row, entries);
     OUTRIDER_CHECK(count >= 1 && count <= args_.most_entries);
@@ -92,13 +95,13 @@ class ListedCall {
       if (first == 0) continue;
       for (int64_t h = 0; h < heads; ++h) {
         leaves_.merge_partial(part.max[h], part.sum[h], part.out + h * block.out_stride,
-                              args_.width, total.max[h], total.sum[h],
+                              args_.value_width, total.max[h], total.sum[h],
                               total.out + h * block.out_stride);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
       Finish(first_head + h, total.max[h], total.sum[h], total.out + h * block.out_stride,
-             args_.out.row(row) + (first_head + h) * args_.width);
+             args_.out.row(row) + (first_head + h) * args_.value_width);
     }
   }
 
@@ -128,16 +131,16 @@ class ListedCall {
   /// The sink takes part in the sum alone.
   void Finish(int64_t head, float max, float sum, const float* from, float* to) const {
     if (args_.sinks == nullptr) {
-      std::copy_n(from, args_.width, to);
-      leaves_.divide(sum, args_.width, to);
+      std::copy_n(from, args_.value_width, to);
+      leaves_.divide(sum, args_.value_width, to);
       return;
     }
     const float sink = args_.sinks[head];
     const float larger = std::max(max, sink);
     const float keep = RoundedExp(max - larger);
     const float all = sum * keep + RoundedExp(sink - larger);
-    for (int64_t i = 0; i < args_.width; ++i) to[i] = from[i] * keep;
-    leaves_.divide(all, args_.width, to);
+    for (int64_t i = 0; i < args_.value_width; ++i) to[i] = from[i] * keep;
+    leaves_.divide(all, args_.value_width, to);
   }
 
   const LeafKernels& leaves_;

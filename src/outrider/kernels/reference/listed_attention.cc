@@ -25,7 +25,7 @@ void AttendList(const ListedAttentionArgs& args, int64_t row, int64_t head) {
   const float* q = args.q.row(row) + head * args.width;
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0;
-  std::vector<double> out(static_cast<size_t>(args.width));
+  std::vector<double> out(static_cast<size_t>(args.value_width));
   for (size_t first = 0; first < entries.size(); first += kListedSplit) {
     const size_t end = std::min(entries.size(), first + kListedSplit);
     std::vector<float> scores;
@@ -45,7 +45,7 @@ void AttendList(const ListedAttentionArgs& args, int64_t row, int64_t head) {
     for (size_t t = first; t < end; ++t) {
       const double p = take * factor(std::exp(scores[t - first] - part_max));
       sum += p;
-      for (int64_t i = 0; i < args.width; ++i) out[static_cast<size_t>(i)] += p * value(t, i);
+      for (int64_t i = 0; i < args.value_width; ++i) out[static_cast<size_t>(i)] += p * value(t, i);
     }
   }
   const float sink =
@@ -53,7 +53,7 @@ void AttendList(const ListedAttentionArgs& args, int64_t row, int64_t head) {
   const float larger = std::max(max, sink);
   const double keep = std::exp(max - larger);
   const double all = sum * keep + std::exp(sink - larger);
-  float* to = args.out.row(row) + head * args.width;
+  float* to = args.out.row(row) + head * args.value_width;
   for (size_t i = 0; i < out.size(); ++i) to[i] = static_cast<float>(out[i] * keep / all);
 }
 

@@ -61,8 +61,6 @@ class CpuOps : public Ops,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
-  void LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
-                 float eps, Tensor y) const override;
   void SetZero(const Context& context, Tensor x) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
@@ -113,12 +111,17 @@ class CpuOps : public Ops,
   void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const HeadEntryArgs& args) const override;
 
+  void WriteIndexKeys(const Context& context, const StepInputs& inputs,
+                      const IndexKeyArgs& args) const override;
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override;
+  void SelectedAttention(const Context& context, const StepInputs& inputs,
+                         const SelectedAttentionArgs& args) const override;
+
   void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
                        int32_t ratio, Tensor x) const override;
   void Compress(const Context& context, const CompressorShape& shape, const StepInputs& inputs,
                 const CompressArgs& args) const override;
-  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
-                                const SelectEntriesArgs& args) const override;
   void CompressedAttention(const Context& context, const StepInputs& inputs,
                            const CompressedAttentionArgs& args) const override;
   void HyperMix(const Context& context, const HyperShape& shape,

@@ -26,7 +26,7 @@ void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
     const auto g = static_cast<int32_t>(i);
     Group& group = groups_[i];
     group.slots = layout.slot_mapping(g).data();
-    FillSpans(plan.per_head(), 0, g, group.per_head);
+    FillSpans(plan.one_path(), 0, g, group.one_path);
     FillSpans(plan.decode_runs(), plan.first_decode_row(), g, group.decode);
     FillSpans(plan.prompts(), 0, g, group.prompts);
     FillSpans(plan.left_over(), 0, g, group.left_over);

@@ -25,7 +25,7 @@ class CpuStepInputs : public StepInputs {
   const int64_t* slots(int32_t group) const { return of(group).slots; }
 
   /// The requests of each kind of attention, with the block tables of a cache group.
-  std::span<const AttentionSpan> per_head(int32_t group) const { return of(group).per_head; }
+  std::span<const AttentionSpan> one_path(int32_t group) const { return of(group).one_path; }
   /// Rows count from decode_rows().first on.
   std::span<const AttentionSpan> decode(int32_t group) const { return of(group).decode; }
   std::span<const AttentionSpan> prompts(int32_t group) const { return of(group).prompts; }
@@ -40,7 +40,7 @@ class CpuStepInputs : public StepInputs {
  private:
   struct Group {
     const int64_t* slots = nullptr;
-    std::vector<AttentionSpan> per_head;
+    std::vector<AttentionSpan> one_path;
     std::vector<AttentionSpan> decode;
     std::vector<AttentionSpan> prompts;
     std::vector<AttentionSpan> left_over;

@@ -16,7 +16,7 @@ void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
                                               .value = s.value,
                                               .scale = s.softmax_scale,
                                               .cache = args.cache,
-                                              .requests = Cast(inputs).per_head(args.cache.group),
+                                              .requests = Cast(inputs).one_path(args.cache.group),
                                               .out = args.out.floats()});
   if (args.gates.cols > 0) {
     kernels_.gate_heads(*context.pool, args.gates.floats(), args.out.floats());

@@ -90,24 +90,6 @@ void CpuOps::Norm(const Context& context, Tensor x, const float* weight, float e
   kernels_.rms_norm(*context.pool, x.floats(), weight, eps, y.floats());
 }
 
-void CpuOps::LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
-                       float eps, Tensor y) const {
-  const MatrixView<float> from = x.floats();
-  const MatrixView<float> to = y.floats();
-  const auto n = static_cast<float>(from.cols);
-  context.pool->ParallelFor(from.rows, [&](int64_t r, int /*thread*/) {
-    float mean = 0;
-    for (int64_t i = 0; i < from.cols; ++i) mean += from.row(r)[i];
-    mean /= n;
-    for (int64_t i = 0; i < from.cols; ++i) to.row(r)[i] = from.row(r)[i] - mean;
-    const float variance = LaneDot(to.row(r), to.row(r), from.cols) / n;
-    const float inverse = 1.0F / std::sqrt(variance + eps);
-    for (int64_t i = 0; i < from.cols; ++i) {
-      to.row(r)[i] = weight[i] * (to.row(r)[i] * inverse) + bias[i];
-    }
-  });
-}
-
 void CpuOps::SetZero(const Context& /*context*/, Tensor x) const {
   const MatrixView<float> rows = x.floats();
   for (int64_t r = 0; r < rows.rows; ++r) std::fill_n(rows.row(r), rows.cols, 0.0F);

@@ -65,6 +65,13 @@ void CudaOps::Synchronize() const {
   CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
 }
 
+void CudaOps::ForgetPlan() const {
+  planned_serial_ = 0;
+  for (auto& [key, work] : gqa_work_) work.planned_serial = 0;
+  for (auto& [key, plan] : sparse_plans_) plan.planned_serial = 0;
+  for (auto& [key, work] : listed_work_) work.planned_serial = 0;
+}
+
 void CudaOps::WaitForResults() const {
   idle_->WorkEnds();
   Synchronize();

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_router.h"
@@ -20,6 +21,8 @@
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
+#include "outrider/kernels/cuda/sparse/listed_attention.h"
+#include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
@@ -28,13 +31,14 @@
 #include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
 #include "outrider/ops/per_head.h"
+#include "outrider/ops/sparse.h"
 
 namespace outrider::cuda {
 
 /// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time. Calls launch work and return; those that give results to the host wait for them. Their
 /// context's operand type is bfloat16. Throws Error for what CUDA says.
-class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
+class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, public SparseOps {
  public:
   /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
@@ -70,6 +74,7 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
   const MlaOps* mla() const override { return this; }
   const MoeOps* moe() const override { return this; }
   const PerHeadOps* per_head() const override { return this; }
+  const SparseOps* sparse() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -144,10 +149,19 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
                         const AttentionArgs& args) const override;
   void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const HeadEntryArgs& args) const override;
+  void WriteIndexKeys(const Context& context, const StepInputs& inputs,
+                      const IndexKeyArgs& args) const override;
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override;
+  void SelectedAttention(const Context& context, const StepInputs& inputs,
+                         const SelectedAttentionArgs& args) const override;
 
  protected:
   /// MlaDecodeParams::relaxed, for measurements of what exactness costs.
   virtual bool relaxed_attention() const { return false; }
+  /// Bytes of an indexer's scores that are in memory together, but for those of the fewest rows
+  /// that are scored at a time. Rows of a long prompt take several rounds.
+  virtual int64_t score_bytes() const { return int64_t{256} << 20; }
 
  private:
   void ReserveResults(size_t num_tokens, size_t bytes) const;
@@ -182,6 +196,26 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
                      const DecodeRequests& requests, uint64_t serial,
                      const AttentionArgs& args) const;
   GqaWork& GqaWorkOf(const GqaShape& shape, GqaBody body, const DecodeRequests& requests) const;
+  /// What the rows of a step see of the entries that indexers of one shape choose from.
+  struct SparsePlan {
+    int max_rows = 0;
+    int top_k = 0;
+    DeviceMemory memory;
+    SparseRows rows;
+    uint64_t planned_serial = 0;
+  };
+  const SparsePlan& PlanSparse(const SelectEntriesArgs& args, const DecodeRequests& requests,
+                               int score_rows, uint64_t serial) const;
+  /// Listed attention's work space. Its plan is of some of a step's rows.
+  struct ListedWork {
+    ListedAttentionLimits limits = {};
+    DeviceMemory memory;
+    uint64_t planned_serial = 0;
+    const SparsePlan* planned_rows = nullptr;
+    int planned_first = 0;
+    int planned_count = 0;
+  };
+  ListedWork& ListedWorkOf(int heads, int rows, int top_k) const;
   /// Attention of prompts: it is being made, then it is there.
   struct Prepared {
     std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
@@ -208,6 +242,11 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
   // Heads, heads of entries, window, body.
   mutable std::map<std::tuple<int, int, int, GqaBody>, GqaWork> gqa_work_;
+  // Index heads, ratio, top k.
+  mutable std::map<std::tuple<int, int, int>, SparsePlan> sparse_plans_;
+  mutable const SparsePlan* selected_rows_ = nullptr;  // of the last SelectEntries
+  // Heads, top k.
+  mutable std::map<std::pair<int, int>, ListedWork> listed_work_;
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
   mutable std::map<PromptKey, Prepared> prompt_attention_;

@@ -33,6 +33,8 @@ int32_t BlocksOf(const RequestRows& request, int32_t block_size) {
   return (KeysOf(request) + block_size - 1) / block_size;
 }
 
+bool IsGenerated(const RequestRows& request) { return request.phase == Phase::kDecode; }
+
 /// Rows of requests that follow each other.
 int32_t NumRows(std::span<const RequestRows> requests) {
   return requests.empty() ? 0
@@ -65,7 +67,9 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
   layout_ = &layout;
   plan_ = &plan;
   rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
-             layout.num_rows() <= kMostRoundedRows && NumRows(Decodes()) == layout.num_rows();
+             layout.num_rows() <= kMostRoundedRows &&
+             std::ranges::all_of(layout.requests(), IsGenerated) &&
+             NumRows(Decodes()) == layout.num_rows();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
   moved_places_.assign(places.begin(), places.end());
@@ -80,14 +84,14 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
 }
 
 std::span<const RequestRows> CudaStepInputs::Decodes() const {
-  if (!IsPerHead()) return plan_->decode_runs();
-  const std::span<const RequestRows> all = plan_->per_head();
-  const auto is_prompt = [](const RequestRows& r) { return r.phase != Phase::kDecode; };
-  return all.first(static_cast<size_t>(std::ranges::find_if(all, is_prompt) - all.begin()));
+  if (!HasOnePath()) return plan_->decode_runs();
+  const std::span<const RequestRows> all = plan_->one_path();
+  if (paths().generated == RowPath::kListed) return all;
+  return all.first(static_cast<size_t>(std::ranges::find_if_not(all, IsGenerated) - all.begin()));
 }
 
 std::span<const RequestRows> CudaStepInputs::PerHeadPrompts() const {
-  return plan_->per_head().subspan(IsPerHead() ? Decodes().size() : 0);
+  return plan_->one_path().subspan(HasOnePath() ? Decodes().size() : 0);
 }
 
 void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources,
@@ -142,7 +146,7 @@ const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
   while (groups_.size() <= index) groups_.emplace_back();
   Group& group = groups_[index];
-  const int64_t step = IsPerHead() ? 1 : BlockStep(cache);
+  const int64_t step = HasOnePath() ? 1 : BlockStep(cache);
   if (group.block_step != step || group.block_size != cache.block_size) {
     group.block_step = step;
     group.block_size = cache.block_size;

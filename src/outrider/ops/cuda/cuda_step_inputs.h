@@ -47,13 +47,14 @@ struct PromptGroup {
   int block_table_stride = 0;
 };
 
-/// What the layers of a cache group read. Over a latent cache kernels know blocks that follow each
-/// other; those of a layer lie some blocks apart in the pool's pages, so numbers of blocks are
-/// counted in these. Over per-head entries they know how far blocks are apart, and numbers are
-/// those of the pool's pages.
+/// What the layers of a cache group read. Where generated rows run absorbed and prompt rows
+/// expanded, kernels know blocks that follow each other; those of a layer lie some blocks apart in
+/// the pool's pages, so numbers of blocks are counted in these. Elsewhere kernels know how far
+/// blocks are apart, and numbers are those of the pool's pages, so that layers whose entries differ
+/// in width can share them.
 struct CacheInputs {
   const int64_t* slots = nullptr;   // [rows] on the device; negative: the row writes nothing
-  DecodeRequests decode;            // generated rows
+  DecodeRequests decode;            // generated rows; on the listed path all rows
   DecodeRequests per_head_prompts;  // over per-head entries: the other rows
   std::vector<PromptGroup> prompts;
 };
@@ -113,10 +114,10 @@ class CudaStepInputs : public StepInputs {
   RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, bool rounded,
                             DecodeRequests& made) const;
   void Place(const RequestArrays& at, DecodeRequests& requests) const;
-  /// Requests of generated rows, and over per-head entries the others.
+  /// Requests of CacheInputs::decode, and of per_head_prompts.
   std::span<const RequestRows> Decodes() const;
   std::span<const RequestRows> PerHeadPrompts() const;
-  bool IsPerHead() const { return cache_form() == KvCacheForm::kHeads; }
+  bool HasOnePath() const { return paths().AreOne(); }
   /// Adds a group of the first of `prompts`, and returns how many they are.
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts) const;
   /// Where the arrays of a group are on the device.

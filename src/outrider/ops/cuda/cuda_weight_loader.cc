@@ -51,6 +51,23 @@ std::vector<MlpParts> JoinExperts(const WeightSource& source, const std::vector<
   return AreEqual(FormatsOf(source, all), of_routed) ? all : routed;
 }
 
+/// Throws Error if bfloat16, which the products take, would change a value.
+void CheckHeldByBf16(const WeightSource& source, const TensorPart& part) {
+  const std::unique_ptr<WeightTensor> tensor = source.Open(part.Expected());
+  if (tensor->exact_in_bfloat16()) return;
+  std::vector<float> row(static_cast<size_t>(tensor->cols()));
+  for (int64_t r = 0; r < tensor->rows(); ++r) {
+    tensor->ReadRows(r, 1, row.data());
+    for (const float value : row) {
+      if (RoundToBFloat16(value) == value) continue;
+      throw InvalidArgument(
+          "{} holds {} in row {}, which is no bfloat16 number, and the GPU's products take nothing "
+          "wider: --device cpu runs the checkpoint",
+          part.name, value, r);
+    }
+  }
+}
+
 /// Whether there is a shared MLP that is none of `experts`.
 bool IsApart(const std::vector<MlpParts>& shared, const std::vector<MlpParts>& experts,
              const std::vector<MlpParts>& routed) {
@@ -229,12 +246,23 @@ void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_
       [out, name, size, added](TensorUpload& upload) { *out = upload.Vector(name, size, added); });
 }
 
-// Of networks that do not run on the GPU (hopper_support.h).
-
-void CudaWeightLoader::ExactMatrix(Weight* /*out*/, const std::string& name, int64_t /*rows*/,
-                                   int64_t /*cols*/) {
-  OUTRIDER_CHECK(false, "{} on the GPU", name);
+void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
+                                   int64_t cols) {
+  PackedWeight* packed = &memory_->matrices.emplace_back();
+  *out = {rows, cols, packed};
+  const TensorPart part = TensorPart::Whole(name, rows, cols);
+  Declare(
+      {part.Expected()},
+      [this, rows, cols](WeightSizes& sizes) {
+        AddMatrixSize(WeightFormat::kBf16, rows, cols, 1, sizes);
+      },
+      [this, packed, part](TensorUpload& upload) {
+        CheckHeldByBf16(source_, part);
+        *packed = upload.Bf16Matrix(part);
+      });
 }
+
+// Of networks that do not run on the GPU (hopper_support.h).
 
 void CudaWeightLoader::Values(const float** /*out*/, const std::string& name, int64_t /*rows*/,
                               int64_t /*cols*/) {

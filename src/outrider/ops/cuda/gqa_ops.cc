@@ -31,11 +31,6 @@ void CheckEntries(const PerHeadShape& s, const LayerCache& cache) {
 
 }  // namespace
 
-void CudaOps::ForgetPlan() const {
-  planned_serial_ = 0;
-  for (auto& [key, work] : gqa_work_) work.planned_serial = 0;
-}
-
 void CudaOps::WriteHeadEntries(const Context& /*context*/, const PerHeadShape& s,
                                const StepInputs& inputs, const HeadEntryArgs& args) const {
   CheckEntries(s, args.cache);

@@ -99,18 +99,29 @@ std::optional<Asked> OtherHeads(const AskedNetwork& network) {
 
 }  // namespace
 
-std::span<const Rule<LayerSpec>> HopperLayerRules() {
-  static const std::vector<Rule<LayerSpec>> rules = {
+namespace {
+
+const IndexerSpec* IndexerOf(const LayerSpec& layer) {
+  const auto* mla = AttentionOf<MlaSpec>(layer);
+  return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
+}
+
+/// A rule about one number of layers that have an indexer.
+template <int64_t IndexerSpec::* kNumber>
+std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
+  const IndexerSpec* indexer = IndexerOf(layer);
+  return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
+}
+
+std::vector<Rule<LayerSpec>> MakeLayerRules() {
+  std::vector<Rule<LayerSpec>> rules = {
       {"latent attention (MLA)",
        [](const LayerSpec& s) { return If(AttentionOf<MlaSpec>(s) != nullptr); }, Taken::Yes()},
       {"grouped-query attention (Step-3.5)",
        [](const LayerSpec& s) { return If(AttentionOf<GqaSpec>(s) != nullptr); }, Taken::Yes()},
       {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
-       [](const LayerSpec& s) {
-         const auto* mla = AttentionOf<MlaSpec>(s);
-         return If(mla != nullptr && mla->indexer.has_value());
-       },
-       Taken::No()},
+       [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); },
+       kHopperRunsIndexers ? Taken::Yes() : Taken::No()},
       {"attention to compressed entries (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
        Taken::No()},
@@ -172,6 +183,21 @@ std::span<const Rule<LayerSpec>> HopperLayerRules() {
        Taken::Names({"softmax", "sigmoid"})},
       {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
   };
+  if (kHopperRunsIndexers) {
+    const Rule<LayerSpec> of_indexers[] = {
+        {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
+        {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
+        {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
+    };
+    rules.insert(rules.end(), std::begin(of_indexers), std::end(of_indexers));
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::span<const Rule<LayerSpec>> HopperLayerRules() {
+  static const std::vector<Rule<LayerSpec>> rules = MakeLayerRules();
   return rules;
 }
 
@@ -185,8 +211,10 @@ std::span<const Rule<ModelConfig>> HopperModelRules() {
   return rules;
 }
 
-std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
-  static const std::vector<Rule<AskedNetwork>> rules = {
+namespace {
+
+std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
+  std::vector<Rule<AskedNetwork>> rules = {
       {"attention of more than one kind in one network",
        [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
       {"latent attention of more than one shape in one network",
@@ -196,6 +224,20 @@ std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
        Taken::No()},
   };
+  if (kHopperRunsIndexers) {
+    rules.push_back({"an EAGLE-3 drafter for a network with an indexer",
+                     [](const AskedNetwork& n) {
+                       return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
+                     },
+                     Taken::No()});
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
+  static const std::vector<Rule<AskedNetwork>> rules = MakeNetworkRules();
   return rules;
 }
 

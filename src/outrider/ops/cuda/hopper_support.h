@@ -15,8 +15,14 @@ inline constexpr int kHopperLatent = 512;
 inline constexpr int kHopperRotary = 64;
 inline constexpr int kHopperHeadDim = 128;    // of grouped-query attention
 inline constexpr int kHopperQueryHeads = 64;  // that share a key head, at most
+inline constexpr int kHopperIndexDim = 128;   // of an indexer's heads and keys
+inline constexpr int kHopperChosen = 4096;    // entries that an indexer chooses for a row, at most
 inline constexpr int kMostRows = 16384;       // of a step: what the router's kernel takes
 inline constexpr int kMostRequests = 4096;    // of a step: what attention's kernels take
+
+/// Whether networks with an indexer (DeepSeek-V3.2, GLM-5) run. The operations are there
+/// (ops/cuda/sparse_ops.cc) but have not been run on a GPU, so an engine does not start with them.
+inline constexpr bool kHopperRunsIndexers = false;
 
 /// Layers that run together.
 struct AskedNetwork {

@@ -82,6 +82,11 @@ void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
   params.slot_mapping = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
   params.cache_type = TypeOf(args.cache);
+  if (inputs.paths().AreOne()) {
+    // Slots are those of the pool's blocks, which layers of other widths share.
+    params.block_stride = args.cache.block_stride;
+    params.block_size = args.cache.block_size;
+  }
   if (args.q_norm != nullptr) {
     // The kernel reads both from rows of one stride.
     OUTRIDER_CHECK(Fits(args.q_down, kv.dtype) && args.q_down.stride == kv.stride &&

@@ -100,19 +100,19 @@ class ListedWorld {
     ListedAttentionParams params;
     params.heads = heads_;
     params.rows = rows.rows();
-    params.q = d_q.data();
     params.lists = d_lists.data();
     params.lists_stride = stride;
     params.entries = pages.pages();
     params.softmax_scale = kScale;
     if (sink) params.sink = d_sink.data();
-    params.output = output.data();
-    params.lse = lse.data();
     const auto launch = [&](cudaStream_t stream) {
       rows.Plan(stream);
       for (int first = 0; first < rows.num_rows(); first += run.chunk) {
         params.first_row = first;
         params.num_rows = std::min(run.chunk, rows.num_rows() - first);
+        params.q = d_q.data() + int64_t{first} * heads_ * kKey;
+        params.output = output.data() + int64_t{first} * heads_ * kValue;
+        params.lse = lse.data() + int64_t{first} * heads_;
         CudaOk(ListedAttentionPlan(params, limits, workspace.data(), stream), "plan");
         // Two layers.
         for (int layer = 0; layer < 2; ++layer) {

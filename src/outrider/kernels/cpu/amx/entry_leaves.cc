@@ -61,7 +61,8 @@ class TileAttention {
       FinishRows(0);
       return;
     }
-    // Pairs of rows are two at most.
+    // Pairs of groups are two at most.
+    static_assert(kMostEntryRowsInTiles == 4 * kTileRows);
     PairSoftmax second = Softmax(2);
     Scores(2, second, &first);
     first.Finish();
@@ -73,7 +74,6 @@ class TileAttention {
   }
 
  private:
-  static constexpr int64_t kMostRows = 64;
   static constexpr int64_t kScoreKeys = 64;  // that one group of rows takes at a time
   // Floats from four tiles of outputs to the next: not those of a page, or the lines of a row would
   // compete for one set of L1.
@@ -401,8 +401,8 @@ class TileAttention {
   int64_t lines_ = 0;
   TileShapes shapes_;
   // Of the softmax of this block alone.
-  alignas(64) float max_[kMostRows] = {};
-  alignas(64) float sum_[kMostRows] = {};
+  alignas(64) float max_[kMostEntryRowsInTiles] = {};
+  alignas(64) float sum_[kMostEntryRowsInTiles] = {};
 };
 
 }  // namespace

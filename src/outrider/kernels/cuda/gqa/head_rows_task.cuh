@@ -29,16 +29,24 @@ __device__ __forceinline__ float RotateSecond(float a, float b, float cos, float
   return __fadd_rn(__fmul_rn(a, sin), __fmul_rn(b, cos));
 }
 
+/// The rotary embedding of the first `dims` of 128 values, a multiple of 8.
+struct HeadRotary {
+  const float* cos;  // [rows, dims / 2], magnitude included
+  const float* sin;
+  int dims;
+  bool interleaved;  // rotated pairs (2i, 2i + 1); else (i, i + dims / 2)
+};
+
 /// The head's values rotated by the angles of `row`.
-__device__ __forceinline__ float4 RotateHead(const HeadRowsParams& params, int row, float4 x) {
+__device__ __forceinline__ float4 RotateHead(const HeadRotary& rotary, int row, float4 x) {
   const int lane = threadIdx.x % 32;
-  const int half = params.rotary_dims / 2;
+  const int half = rotary.dims / 2;
   const int64_t angles = static_cast<int64_t>(row) * half;
-  const bool rotated = 4 * lane < params.rotary_dims;
-  if (params.interleaved) {
+  const bool rotated = 4 * lane < rotary.dims;
+  if (rotary.interleaved) {
     if (!rotated) return x;
-    const float2 cos = *reinterpret_cast<const float2*>(params.cos + angles + 2 * lane);
-    const float2 sin = *reinterpret_cast<const float2*>(params.sin + angles + 2 * lane);
+    const float2 cos = *reinterpret_cast<const float2*>(rotary.cos + angles + 2 * lane);
+    const float2 sin = *reinterpret_cast<const float2*>(rotary.sin + angles + 2 * lane);
     return make_float4(RotateFirst(x.x, x.y, cos.x, sin.x), RotateSecond(x.x, x.y, cos.x, sin.x),
                        RotateFirst(x.z, x.w, cos.y, sin.y), RotateSecond(x.z, x.w, cos.y, sin.y));
   }
@@ -49,8 +57,8 @@ __device__ __forceinline__ float4 RotateHead(const HeadRowsParams& params, int r
                                __shfl_sync(~0u, x.z, source), __shfl_sync(~0u, x.w, source));
   if (!rotated) return x;
   const int pair = first ? 4 * lane : 4 * lane - half;
-  const float4 cos = LoadFour(params.cos + angles + pair);
-  const float4 sin = LoadFour(params.sin + angles + pair);
+  const float4 cos = LoadFour(rotary.cos + angles + pair);
+  const float4 sin = LoadFour(rotary.sin + angles + pair);
   if (first) {
     return make_float4(RotateFirst(x.x, y.x, cos.x, sin.x), RotateFirst(x.y, y.y, cos.y, sin.y),
                        RotateFirst(x.z, y.z, cos.z, sin.z), RotateFirst(x.w, y.w, cos.w, sin.w));
@@ -63,11 +71,12 @@ __device__ __forceinline__ float4 RotateHead(const HeadRowsParams& params, int r
 template <typename Entry>
 __device__ __forceinline__ void NormOneHead(const HeadRowsParams& params, int row, int head) {
   const int column = static_cast<int>(threadIdx.x % 32) * 4;
+  const HeadRotary rotary = {params.cos, params.sin, params.rotary_dims, params.interleaved};
   if (head < params.heads) {
     auto* const q = static_cast<__nv_bfloat16*>(params.q) + row * params.q_stride +
                     static_cast<int64_t>(head) * kGqaHeadDim + column;
     const float4 x = NormHead(LoadFour(q), params.q_norm, params.epsilon);
-    StoreFour(q, RotateHead(params, row, x));
+    StoreFour(q, RotateHead(rotary, row, x));
     return;
   }
   const int64_t slot = params.slots[row];
@@ -79,7 +88,7 @@ __device__ __forceinline__ void NormOneHead(const HeadRowsParams& params, int ro
                : static_cast<const __nv_bfloat16*>(params.k) + row * params.k_stride;
   const int own = is_value ? head - params.kv_heads : head;
   float4 x = LoadFour(from + static_cast<int64_t>(own) * kGqaHeadDim + column);
-  if (!is_value) x = RotateHead(params, row, NormHead(x, params.k_norm, params.epsilon));
+  if (!is_value) x = RotateHead(rotary, row, NormHead(x, params.k_norm, params.epsilon));
   uint8_t* const block =
       static_cast<uint8_t*>(params.cache) + slot / params.block_size * params.block_stride;
   const int64_t entry = slot % params.block_size * (2 * params.kv_heads);

@@ -83,15 +83,14 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
                             cudaStream_t stream) {
   if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
   if (params.num_rows == 0) return cudaSuccess;
-  const int64_t first_pair = int64_t{params.first_row} * params.heads;
   ListedArguments args = {};
   args.mla.workspace = CarveMlaWorkspace(LimitsOf(limits), workspace);
   args.mla.heads = params.heads;
   args.mla.score_scale = params.softmax_scale * std::numbers::log2e_v<float>;
   args.mla.value_scale = 1.0f;
   args.mla.sink = params.sink;
-  args.mla.output = static_cast<__nv_bfloat16*>(params.output) + first_pair * kMlaValueDim;
-  args.mla.lse = params.lse + first_pair;
+  args.mla.output = static_cast<__nv_bfloat16*>(params.output);
+  args.mla.lse = params.lse;
   args.mla.splits = kSplits;
   args.request = params.rows.request + params.first_row;
   args.lists = params.lists + params.first_row * params.lists_stride;
@@ -102,9 +101,8 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   args.page_shift = std::countr_zero(static_cast<unsigned>(params.entries.page_size));
   args.page_units = static_cast<uint32_t>(params.entries.page_stride / kOffsetUnit);
   MlaTensorMaps maps = {};
-  const auto* q = static_cast<const uint8_t*>(params.q) + first_pair * kEntryBytes;
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
-  if (!EncodeMlaQueryMap(&maps.q, q, pairs)) return cudaErrorInvalidValue;
+  if (!EncodeMlaQueryMap(&maps.q, params.q, pairs)) return cudaErrorInvalidValue;
   return SharedTiles(params) ? Launch<true>(args, maps, stream) : Launch<false>(args, maps, stream);
 }
 

@@ -33,21 +33,21 @@ struct ListedAttentionLimits {
 };
 
 struct ListedAttentionParams {
-  // Rows first_row .. first_row + num_rows - 1 of the step; what is behind `rows` is numbered by
-  // the step's rows.
+  // Rows first_row .. first_row + num_rows - 1 of the step. `rows` and `lists` are numbered by the
+  // step's rows, the others by the call's.
   int first_row = 0;
   int num_rows = 0;
   int heads = 0;
   SparseRows rows = {};            // whose `counts` are the lists' lengths
-  const void* q = nullptr;         // bf16 [rows of the step, heads, 576], 16-byte aligned
+  const void* q = nullptr;         // bf16 [num_rows, heads, 576], 16-byte aligned
   const int32_t* lists = nullptr;  // [rows of the step, lists_stride], entries in the pages' range
   int64_t lists_stride = 0;
   // bf16 [576]; pages a multiple of 64 bytes apart, the last at most 256 GiB behind the first
   PagedEntries entries = {};
   float softmax_scale = 1.0f;   // > 0
   const float* sink = nullptr;  // optional [heads]
-  void* output = nullptr;       // bf16 [rows of the step, heads, 512], 16-byte aligned
-  float* lse = nullptr;  // [rows of the step, heads], natural logarithm; -inf for an empty list
+  void* output = nullptr;       // bf16 [num_rows, heads, 512], 16-byte aligned
+  float* lse = nullptr;         // [num_rows, heads], natural logarithm; -inf for an empty list
 };
 
 /// Bytes of the workspace, which must be zeroed once after allocation. One workspace serves all

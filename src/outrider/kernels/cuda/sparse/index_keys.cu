@@ -1,0 +1,40 @@
+#include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/sparse/index_keys.h"
+#include "outrider/kernels/cuda/sparse/index_keys_task.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kIndexKeysThreads = 128;
+constexpr int kRowsPerBlock = kIndexKeysThreads / 32;
+
+__global__ void __launch_bounds__(kIndexKeysThreads)
+    WriteIndexKeysKernel(const IndexKeysParams params) {
+  LaunchDependents();
+  WaitForPriorGrid();
+  const int row = static_cast<int>(blockIdx.x) * kRowsPerBlock + static_cast<int>(threadIdx.x) / 32;
+  if (row < params.num_rows) WriteIndexKey(params, row);
+}
+
+}  // namespace
+
+cudaError_t WriteIndexKeys(const IndexKeysParams& params, cudaStream_t stream) {
+  if (params.num_rows < 0) {
+    RefuseArgument("WriteIndexKeys: num_rows is ", params.num_rows, ", it must not be negative");
+  }
+  if (params.x_stride < kIndexDim || params.x_stride % 4 != 0) {
+    RefuseArgument("WriteIndexKeys: x_stride is ", params.x_stride,
+                   ", it must be a multiple of 4 and at least ", kIndexDim);
+  }
+  if (params.block_size < 1 || params.block_stride % 16 != 0) {
+    RefuseArgument("WriteIndexKeys: blocks of ", params.block_size, " keys, ", params.block_stride,
+                   " bytes apart: the size must be positive, the distance a multiple of 16");
+  }
+  if (params.num_rows == 0) return cudaSuccess;
+  const int blocks = (params.num_rows + kRowsPerBlock - 1) / kRowsPerBlock;
+  return LaunchDependent(WriteIndexKeysKernel, dim3(blocks), dim3(kIndexKeysThreads), 0, stream,
+                         params);
+}
+
+}  // namespace outrider::cuda

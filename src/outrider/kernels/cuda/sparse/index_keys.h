@@ -1,0 +1,35 @@
+// What happens to an indexer's keys between their product and the scores: layer norm with a bias,
+// the rotary embedding of the first 64 values, the write to their cache.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace outrider::cuda {
+
+struct IndexKeysParams {
+  int num_rows = 0;
+  const float* x = nullptr;       // [num_rows, x_stride], of 128 values; 16-byte aligned
+  int64_t x_stride = 0;           // elements, a multiple of 4 and at least 128
+  const float* weight = nullptr;  // [128], 16-byte aligned
+  const float* bias = nullptr;    // [128], 16-byte aligned
+  float epsilon = 1e-6F;
+  // float32 [num_rows, 32], magnitude included; 16-byte aligned
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  bool interleaved = false;  // rotated pairs (2i, 2i + 1); else (i, i + 32)
+  // int64 [num_rows]: block * block_size + place in the block; negative: the row writes nothing
+  const int64_t* slots = nullptr;
+  void* cache = nullptr;     // bf16 [128], of block 0; 16-byte aligned
+  int64_t block_stride = 0;  // bytes, a multiple of 16
+  int block_size = 0;        // keys of a block, which follow each other
+};
+
+/// cache entry = rotate(weight * ((x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)) + bias),
+/// rounded once, for every row with a slot; sums in float32. A row's bits depend on that row alone.
+/// Throws Error for parameters outside the ranges above; otherwise returns what the launch
+/// returned.
+cudaError_t WriteIndexKeys(const IndexKeysParams& params, cudaStream_t stream);
+
+}  // namespace outrider::cuda

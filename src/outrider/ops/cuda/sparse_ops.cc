@@ -1,0 +1,219 @@
+// CudaOps: an indexer's keys and choice, and latent attention to what it chose.
+#include <algorithm>
+#include <bit>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/sparse/choose_entries.h"
+#include "outrider/kernels/cuda/sparse/index_keys.h"
+#include "outrider/kernels/cuda/sparse/index_scores.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/device_rows.h"
+
+namespace outrider::cuda {
+
+static_assert(kHopperIndexDim == kIndexDim && kHopperChosen == kMaxChosen);
+
+namespace {
+
+constexpr int kRowStep = 32;  // rows whose scores are in memory together are a multiple of it
+constexpr int kMostCallRows = 4096;
+
+int Int(int64_t value) { return static_cast<int>(value); }
+
+int PowerOfTwo(int value, int least) {
+  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<unsigned>(value))));
+}
+
+/// Rounded up to whole 16 bytes of 4-byte numbers.
+int64_t WholeVectors(int64_t count) { return (count + 3) / 4 * 4; }
+
+PagedEntries PagesOf(const LayerCache& cache, const DecodeRequests& requests) {
+  PagedEntries pages;
+  pages.data = cache.data;
+  pages.num_pages = cache.num_blocks;
+  pages.page_size = cache.block_size;
+  pages.page_stride = cache.block_stride * static_cast<int64_t>(DTypeSize(cache.dtype));
+  pages.block_table = requests.block_tables;
+  pages.block_table_stride = requests.block_table_stride;
+  return pages;
+}
+
+bool HoldsBf16(const LayerCache& cache, int width) {
+  return cache.dtype == DType::kBF16 && cache.code_bytes == 0 && cache.width == width;
+}
+
+/// Rows whose scores take so many bytes at most.
+int ScoreRows(int64_t bytes, int64_t scores_stride) {
+  const int64_t rows = bytes / (scores_stride * static_cast<int64_t>(sizeof(float)));
+  return Int(std::clamp<int64_t>(rows / kRowStep * kRowStep, kRowStep, kMostCallRows));
+}
+
+}  // namespace
+
+void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& inputs,
+                             const IndexKeyArgs& args) const {
+  OUTRIDER_CHECK(HoldsBf16(args.cache, kIndexDim));
+  if (args.keys.rows == 0) return;
+  const Rotary& rotary = args.rotary;
+  OUTRIDER_CHECK(Fits(args.keys, DType::kF32) && args.keys.cols == kIndexDim);
+  OUTRIDER_CHECK(rotary.cos.cols == kHopperRotary / 2 && rotary.cos.stride == rotary.cos.cols &&
+                 rotary.sin.stride == rotary.sin.cols);
+  IndexKeysParams params;
+  params.num_rows = Int(args.keys.rows);
+  params.x = static_cast<const float*>(args.keys.data);
+  params.x_stride = args.keys.stride;
+  params.weight = args.norm;
+  params.bias = args.bias;
+  params.epsilon = args.norm_eps;
+  params.cos = static_cast<const float*>(rotary.cos.data);
+  params.sin = static_cast<const float*>(rotary.sin.data);
+  params.interleaved = rotary.interleaved;
+  params.slots = Cast(inputs).Of(args.cache).slots;
+  params.cache = args.cache.data;
+  params.block_stride = args.cache.block_stride * static_cast<int64_t>(sizeof(BFloat16));
+  params.block_size = args.cache.block_size;
+  CheckCuda(outrider::cuda::WriteIndexKeys(params, stream_), "index keys");
+}
+
+const CudaOps::SparsePlan& CudaOps::PlanSparse(const SelectEntriesArgs& args,
+                                               const DecodeRequests& requests, int score_rows,
+                                               uint64_t serial) const {
+  SparsePlan& plan = sparse_plans_[{args.heads, args.ratio, args.top_k}];
+  if (requests.num_rows > plan.max_rows) {
+    Synchronize();
+    plan.memory = DeviceMemory();
+    ++memory_version_;
+    plan.planned_serial = 0;
+    plan.max_rows = PowerOfTwo(requests.num_rows, 64);
+    plan.memory = DeviceMemory(SparseRowsBytes(plan.max_rows), "rows of an indexer");
+    plan.rows = CarveSparseRows(plan.memory.data(), plan.max_rows);
+  }
+  // Once for all layers of a step.
+  if (plan.planned_serial != serial) {
+    SparseRowsParams params;
+    params.num_rows = requests.num_rows;
+    params.num_requests = requests.count;
+    params.query_start_loc = requests.query_start_loc;
+    params.seq_lens = requests.seq_lens;
+    params.ratio = args.ratio;
+    params.top_k = args.top_k;
+    params.index_heads = args.heads;
+    params.score_rows = score_rows;
+    CheckCuda(PlanSparseRows(params, plan.rows, stream_), "the plan of an indexer's rows");
+    plan.planned_serial = serial;
+  }
+  plan.top_k = args.top_k;
+  return plan;
+}
+
+SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs& inputs,
+                                       const SelectEntriesArgs& args) const {
+  const DecodeRequests& requests = Cast(inputs).Of(args.keys).decode;
+  const int rows = Int(args.q.rows);
+  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0 &&
+                 requests.num_rows == rows);
+  if (rows == 0) return {};
+  OUTRIDER_CHECK(HoldsBf16(args.keys, kIndexDim));
+  OUTRIDER_CHECK(Fits(args.q, DType::kBF16) && args.q.stride == args.q.cols &&
+                 args.q.cols == int64_t{args.heads} * kIndexDim);
+  OUTRIDER_CHECK(Fits(args.weights, DType::kF32) && args.weights.cols == args.heads);
+  const int max_visible = requests.max_seq_len / args.ratio;
+  const int64_t stride = std::max<int64_t>(WholeVectors(std::min(max_visible, args.top_k)), 4);
+  auto* const lists = context.arena.Take<int32_t>(rows * stride);
+
+  const Scratch::Frame frame(context.arena);
+  // Where all rows see no more than they may choose, nothing is scored.
+  const bool scored = max_visible > args.top_k;
+  const int64_t scores_stride = scored ? WholeVectors(max_visible) : 4;
+  const int score_rows = ScoreRows(score_bytes(), scores_stride);
+  const SparsePlan& plan = PlanSparse(args, requests, score_rows, Cast(inputs).serial());
+  selected_rows_ = &plan;
+
+  IndexScoresParams scores;
+  scores.step_rows = rows;
+  scores.rows = plan.rows;
+  scores.heads = args.heads;
+  scores.q = args.q.data;
+  scores.weights = static_cast<const float*>(args.weights.data);
+  scores.weights_stride = args.weights.stride;
+  scores.keys = PagesOf(args.keys, requests);
+  if (scored) scores.scores = context.arena.Take<float>(std::min(rows, score_rows) * scores_stride);
+  scores.scores_stride = scores_stride;
+  ChooseEntriesParams choice;
+  choice.rows = plan.rows;
+  choice.top_k = args.top_k;
+  choice.max_visible = max_visible;
+  choice.scores = scores.scores;
+  choice.scores_stride = scores_stride;
+  choice.lists = lists;
+  choice.lists_stride = stride;
+  for (int first = 0; first < rows; first += score_rows) {
+    if (first > 0 && look_) look_();
+    scores.first_row = choice.first_row = first;
+    scores.num_rows = choice.num_rows = std::min(score_rows, rows - first);
+    if (scored) CheckCuda(ScoreIndexKeys(scores, stream_), "scores of index keys");
+    CheckCuda(ChooseEntries(choice, stream_), "the choice of entries");
+  }
+  return {lists, plan.rows.counts, stride};
+}
+
+CudaOps::ListedWork& CudaOps::ListedWorkOf(int heads, int rows, int top_k) const {
+  OUTRIDER_CHECK(rows <= kMostCallRows);
+  ListedWork& work = listed_work_[{heads, top_k}];
+  if (rows > work.limits.max_rows) {
+    Synchronize();
+    work.memory = DeviceMemory();
+    ++memory_version_;
+    work.planned_serial = 0;
+    work.limits = {.max_rows = PowerOfTwo(rows, 64), .max_count = top_k, .heads = heads};
+    work.memory = DeviceMemory(ListedAttentionWorkspaceBytes(work.limits), "attention");
+    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
+              "clearing the work space");
+  }
+  return work;
+}
+
+void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs,
+                                const SelectedAttentionArgs& args) const {
+  const int rows = Int(args.q.rows);
+  if (rows == 0) return;
+  // The choice is that of the last SelectEntries.
+  OUTRIDER_CHECK(selected_rows_ != nullptr &&
+                 args.selected->counts == selected_rows_->rows.counts &&
+                 args.first_row + rows <= selected_rows_->max_rows);
+  OUTRIDER_CHECK(HoldsBf16(args.entries, kMlaKeyDim));
+  OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kMlaKeyDim &&
+                 args.out.cols == int64_t{args.heads} * kMlaValueDim && args.out.rows == rows);
+  const Scratch::Frame frame(context.arena);
+  const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
+  const ResultRows results(context, args.out, DType::kBF16, stream_);
+  OUTRIDER_CHECK(q.stride == q.cols && results.rows().stride == results.rows().cols);
+  ListedAttentionParams params;
+  params.first_row = args.first_row;
+  params.num_rows = rows;
+  params.heads = args.heads;
+  params.rows = selected_rows_->rows;
+  params.q = q.data;
+  params.lists = args.selected->entries;
+  params.lists_stride = args.selected->stride;
+  params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+  params.softmax_scale = args.softmax_scale;
+  params.output = results.rows().data;
+  params.lse = context.arena.Take<float>(int64_t{rows} * args.heads);
+  ListedWork& work = ListedWorkOf(args.heads, rows, selected_rows_->top_k);
+  // Once for all layers of a step whose rows are attended to in one call.
+  const uint64_t serial = Cast(inputs).serial();
+  if (work.planned_serial != serial || work.planned_rows != selected_rows_ ||
+      work.planned_first != args.first_row || work.planned_count != rows) {
+    CheckCuda(ListedAttentionPlan(params, work.limits, work.memory.data(), stream_),
+              "the plan of attention");
+    work.planned_serial = serial;
+    work.planned_rows = selected_rows_;
+    work.planned_first = args.first_row;
+    work.planned_count = rows;
+  }
+  CheckCuda(ListedAttention(params, work.limits, work.memory.data(), stream_), "attention");
+  results.Finish();
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,76 @@
+// A small DeepSeek-V3.2 and a small GLM-5 with sizes that the GPU takes, loaded as a server loads
+// them: answers with their module drafting are those without, bit for bit. Needs a GPU of compute
+// capability 9.0, and an engine that starts with these families (kHopperRunsIndexers).
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "outrider/ops/cuda/hopper_support.h"
+#include "tests/engine/cuda/small_engine_options.h"
+#include "tests/engine/random_requests.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/small_sparse_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+using SparseEngineTest = HopperTest<>;
+
+std::vector<Generated> Answers(EngineOptions options, int32_t drafts) {
+  options.speculation.num_speculative_tokens = drafts;
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  EXPECT_EQ(loaded.kernels, "cuda");
+  std::mt19937 random(5);
+  std::vector<Generated> results(12);
+  for (size_t i = 0; i < results.size(); ++i) {
+    GenerationRequest request;
+    request.prompt_token_ids.resize(1 + random() % 300);
+    for (int32_t& token : request.prompt_token_ids) token = static_cast<int32_t>(random() % 1000);
+    request.sampling.temperature = i % 2 == 0 ? 0 : 0.7F;
+    request.sampling.seed = 10 + i;
+    request.sampling.max_tokens = 30;
+    request.sampling.ignore_eos = true;
+    request.sampling.logprobs = 2;
+    Submit(*loaded.engine, std::move(request), &results[i]);
+  }
+  RunUntilIdle(*loaded.engine);
+  return results;
+}
+
+TEST_F(SparseEngineTest, AnswersWithModulesAreThoseWithout) {
+  if (!kHopperRunsIndexers) GTEST_SKIP() << "kHopperRunsIndexers: no engine starts with these";
+  for (const SmallSparseSizes& sizes : {kGpuV32Sizes, kGpuGlm5Sizes}) {
+    const SmallSparseModel model(1000, sizes);
+    EngineOptions options = SmallEngineOptions(8);
+    options.model = model.directory().string();
+    options.load_format = LoadFormat::kDummy;
+    options.max_model_len = 500;
+    const std::vector<Generated> plain = Answers(options, 0);
+    const std::vector<Generated> drafted = Answers(options, 3);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_EQ(plain[i].tokens.size(), 30);
+      EXPECT_EQ(Difference(drafted[i], plain[i]), "") << sizes.golden << ", request " << i;
+    }
+  }
+}
+
+TEST_F(SparseEngineTest, CachesOfEightBitsAreRefusedByName) {
+  if (!kHopperRunsIndexers) GTEST_SKIP() << "kHopperRunsIndexers: no engine starts with these";
+  const SmallSparseModel model(1000, kGpuV32Sizes);
+  EngineOptions options = SmallEngineOptions(8);
+  options.model = model.directory().string();
+  options.load_format = LoadFormat::kDummy;
+  options.kv_cache_dtype = DType::kF8E4M3;
+  try {
+    LoadEngine(options, [](int64_t, int64_t) {});
+    FAIL() << "it starts";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--kv-cache-dtype fp8"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda

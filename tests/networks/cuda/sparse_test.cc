@@ -1,0 +1,186 @@
+// Small networks of DeepSeek-V3.2 and GLM-5 on a GPU, with random weights: each layer beside the
+// CPU's, bits in one step and in many. They are loaded whether or not an engine starts with them.
+// Needs a GPU of compute capability 9.0.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+
+#include "outrider/base/error.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/cuda/code_source.h"
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int32_t kVocab = 1000;
+
+struct Family {
+  const char* name;
+  const char* golden;  // whose config is widened to sizes that the kernels take
+  int64_t heads, q_lora, nope, value, index_heads, top_k;
+  bool fp8 = false;  // all projections in blocks, but for the indexer's weights of heads
+};
+
+constexpr Family kFamilies[] = {
+    {"v32", "tiny-v32", 128, 256, 128, 128, 64, 64},
+    {"v32_f8", "tiny-v32", 128, 256, 128, 128, 64, 64, true},
+    {"glm5", "tiny-glm-dsa", 64, 256, 192, 256, 32, 128},
+    {"glm5_all_tokens", "tiny-glm-dsa", 64, 256, 192, 256, 32, 2048},
+};
+
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
+LayerSpec Widened(LayerSpec layer, const Family& family) {
+  auto& a = std::get<MlaSpec>(layer.attention);
+  a.heads = family.heads;
+  a.q_lora = family.q_lora;
+  a.latent = 512;
+  a.nope = family.nope;
+  a.rope = layer.rotary.dims = 64;
+  a.value = family.value;
+  a.softmax_scale = 0.07;
+  a.indexer->heads = family.index_heads;
+  a.indexer->dim = 128;
+  a.indexer->top_k = family.top_k;
+  if (auto* moe = std::get_if<MoeSpec>(&layer.mlp)) {
+    moe->width = moe->shared_width = 128;
+    moe->router.experts = 32;
+    moe->router.top_k = 4;
+  } else {
+    std::get<DenseMlpSpec>(layer.mlp).width = 768;
+  }
+  return layer;
+}
+
+/// A dense layer, an MoE layer, and a module.
+ModelConfig ConfigOf(const Family& family) {
+  ModelConfig c = ReadModelConfig(GoldenDirectory() / family.golden);
+  c.quantization = {};
+  c.vocab_size = kVocab;
+  c.hidden_size = 512;
+  c.num_nextn_predict_layers = 1;
+  for (LayerSpec& layer : c.layers) layer = Widened(layer, family);
+  OUTRIDER_CHECK(c.layers[0].dense() != nullptr && c.layers[1].moe() != nullptr);
+  c.mtp_layer = c.layers[1];
+  return c;
+}
+
+class SparseTest : public HopperTest<testing::TestWithParam<Family>> {
+ protected:
+  static std::unique_ptr<WeightSource> Source(const ModelConfig& config) {
+    if (!GetParam().fp8) return MakeDummyWeights(config, 3);
+    return std::make_unique<CodeSource>(config, 3, Codes::kBlocks);
+  }
+};
+
+// An indexer's choice may differ from the CPU's in near-ties, which moves the row's output: such a
+// row counts as one that is far off.
+TEST_P(SparseTest, EveryLayerBesideTheCpus) {
+  constexpr int32_t kBlock = 32;
+  const ModelConfig config = ConfigOf(GetParam());
+  const auto source = Source(config);
+  std::mt19937 random(2);
+  TestNetwork network(config, *source, 1);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
+  const int32_t blocks = NumBlocks(requests);
+  CpuNetwork f32(config, *source, 1, DType::kF32, blocks, kBlock);
+  CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock);
+  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
+  BatchLayout layout(cache.config().groups);
+  // Prompts; then generated rows of two requests beside the rest of another's prompt.
+  const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 190}, {2, 0, 3}},
+                                                 {{0, 70, 40}, {1, 190, 110}, {2, 3, 40}}};
+  for (const std::vector<Piece>& pieces : steps) {
+    const auto assign = [&](int32_t shift) {
+      std::vector<RequestWork> work;
+      for (const Piece& piece : pieces) {
+        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
+                                                    piece.first, piece.count, shift));
+      }
+      layout.Assign(work);
+    };
+    assign(0);
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
+      const auto i = static_cast<size_t>(layer);
+      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
+    });
+    // The modules go on from the same rows, which bfloat16 holds.
+    std::vector<uint16_t> previous;
+    std::vector<float> same;
+    for (const float x : exact.back()) {
+      previous.push_back(ToBFloat16(x).bits);
+      same.push_back(RoundToBFloat16(x));
+    }
+    for (int m = 0; m < 1; ++m) {
+      assign(m + 1);
+      std::vector<float> got;
+      for (const uint16_t bits : network.ForwardMtp(m, layout, cache, previous)) {
+        got.push_back(ToFloat(BFloat16{bits}));
+      }
+      ExpectAsNear(got, bf16.ForwardMtp(m, layout, same), f32.ForwardMtp(m, layout, same),
+                   config.hidden_size, fmt::format("module {}", m));
+    }
+  }
+}
+
+TEST_P(SparseTest, BitsDoNotDependOnTheStep) {
+  const ModelConfig config = ConfigOf(GetParam());
+  TestNetwork network(config, *Source(config), 1);
+  {
+    const DType type = DType::kBF16;
+    std::mt19937 random(7);
+    std::vector<KnownRequest> requests =
+        RandomRequests(random, kVocab, {1, 65, 130, 400}, 12, network.Groups(64, type));
+    KnownRun alone(network, requests, 64, type);
+    alone.RunAlone();
+    SpreadBlocks(random, requests, network.Groups(32, type));
+    KnownRun mixed(network, requests, 32, type);
+    mixed.RunMixed(random, 150);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t kind = 0; kind < 2; ++kind) {
+        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
+            << DTypeName(type) << ", request " << i << ", " << kind;
+      }
+    }
+  }
+}
+
+/// The indexer's weights of heads in e4m3, whose scales bfloat16 does not hold.
+class CodedHeadWeights : public CodeSource {
+ public:
+  using CodeSource::CodeSource;
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
+    if (!tensor.name.ends_with(".weights_proj.weight")) return CodeSource::Open(tensor);
+    return std::make_unique<CodeTensor>(tensor.shape, 7, Codes::kBlocks);
+  }
+};
+
+TEST_P(SparseTest, HeadWeightsThatBf16DoesNotHoldAreRefusedByName) {
+  const ModelConfig config = ConfigOf(GetParam());
+  const CodedHeadWeights source(config, 3, Codes::kBlocks);
+  try {
+    TestNetwork(config, source, 1);
+    FAIL() << "they are loaded";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("model.layers.0.self_attn.indexer.weights_proj.weight"), std::string::npos)
+        << what;
+    EXPECT_NE(what.find("no bfloat16 number"), std::string::npos) << what;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, SparseTest, testing::ValuesIn(kFamilies),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,164 @@
+// The operations of sparse attention against what their definitions say in float64. The choice of
+// entries is tested with that of DeepSeek-V4 (compressed_ops_test.cc).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/sparse.h"
+#include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_cache.h"
+#include "tests/ops/test_step.h"
+
+namespace outrider {
+namespace {
+
+class SparseOpsTest : public KernelTest {
+ protected:
+  const Ops& ops() const { return cpu::GetCpuOps(GetParam()); }
+  Context MakeContext() { return {{ops(), &pool}, arena_, DType::kF32}; }
+
+  /// Rows first .. first + rows - 1 of a request whose tokens are in `cache`.
+  static TestStep MakeStep(const Context& context, int32_t rows, int32_t first, Phase phase,
+                           const TestCache& cache) {
+    return {context,
+            {{.tokens_per_block = TestCache::kBlock}},
+            {{.phase = phase,
+              .context = first,
+              .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
+              .tables = {cache.table}}},
+            {.listed = true}};
+  }
+
+  Scratch arena_;
+};
+
+TEST_P(SparseOpsTest, IndexKeysAreNormalisedThenRotatedThenStored) {
+  constexpr int32_t kWidth = 37;
+  constexpr int32_t kRows = 5;
+  constexpr int32_t kHalf = 3;  // rotated pairs
+  for (const bool interleaved : {false, true}) {
+    TestCache cache(0, kWidth, 24);
+    TestMatrix x = TestMatrix::Random(kRows, kWidth, random, 3);
+    const TestMatrix before = x;
+    const TestMatrix weight = TestMatrix::Random(1, kWidth, random);
+    const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
+    const Context context = MakeContext();
+    const TestStep step = MakeStep(context, kRows, 9, Phase::kDecode, cache);
+    constexpr float kFrequencies[kHalf] = {1.0F, 0.3F, 0.02F};
+    const Rotary rotary =
+        ops().MakeRotary(context, kFrequencies, 1.25F, interleaved, step.inputs());
+    ops().sparse()->WriteIndexKeys(context, step.inputs(),
+                                   {.keys = x.view(),
+                                    .norm = weight.values.data(),
+                                    .bias = bias.values.data(),
+                                    .norm_eps = 0.5F,
+                                    .rotary = rotary,
+                                    .cache = cache.cache});
+    for (int32_t r = 0; r < kRows; ++r) {
+      const float* row = before.view().row(r);
+      const double mean = std::accumulate(row, row + kWidth, 0.0) / kWidth;
+      double variance = 0;
+      for (int32_t i = 0; i < kWidth; ++i) variance += (row[i] - mean) * (row[i] - mean) / kWidth;
+      std::vector<double> want;
+      for (size_t i = 0; i < kWidth; ++i) {
+        want.push_back(weight.values[i] * (row[i] - mean) / std::sqrt(variance + 0.5) +
+                       bias.values[i]);
+      }
+      for (size_t i = 0; i < kHalf; ++i) {
+        double& a = want[interleaved ? 2 * i : i];
+        double& b = want[interleaved ? 2 * i + 1 : kHalf + i];
+        const double angle = (9 + r) * double{kFrequencies[i]};
+        const double cos = 1.25 * std::cos(angle);
+        const double sin = 1.25 * std::sin(angle);
+        const double rotated = a * cos - b * sin;
+        b = a * sin + b * cos;
+        a = rotated;
+      }
+      for (size_t i = 0; i < kWidth; ++i) {
+        EXPECT_NEAR(cache.At(9 + r)[i], want[i], 3e-5)
+            << "row " << r << ", number " << i << (interleaved ? ", interleaved" : "");
+      }
+    }
+  }
+}
+
+// The rows of a step in one call, and in calls of a few rows.
+TEST_P(SparseOpsTest, AttentionReadsWhatWasChosen) {
+  constexpr int32_t kHeads = 3;
+  constexpr int32_t kLatent = 20;
+  constexpr int32_t kWidth = 24;
+  constexpr int32_t kTokens = 40;
+  constexpr int32_t kFirst = 13;
+  constexpr int32_t kRows = kTokens - kFirst;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    TestCache cache(0, kWidth, kTokens, dtype);
+    TestMatrix tokens = TestMatrix::Random(kTokens, kWidth, random);
+    for (float& v : tokens.values) v = RoundToBFloat16(v);
+    cache.Fill(tokens);
+    const TestMatrix q = TestMatrix::Random(kRows, kHeads * kWidth, random);
+    TestMatrix out(kRows, kHeads * kLatent);
+    constexpr int64_t kStride = 8;
+    std::vector<int32_t> entries(kRows * kStride, -1);
+    std::vector<int32_t> counts;
+    for (int32_t r = 0; r < kRows; ++r) {
+      std::vector<int32_t> seen(static_cast<size_t>(kFirst + r + 1));
+      std::iota(seen.begin(), seen.end(), 0);
+      std::shuffle(seen.begin(), seen.end(), random);
+      seen.resize(static_cast<size_t>(1 + r % 7));
+      std::ranges::sort(seen);
+      std::ranges::copy(seen, entries.begin() + r * kStride);
+      counts.push_back(static_cast<int32_t>(seen.size()));
+    }
+    const SelectedEntries selected = {entries.data(), counts.data(), kStride};
+    const Context context = MakeContext();
+    const TestStep step = MakeStep(context, kRows, kFirst, Phase::kPromptChunk, cache);
+    const auto run = [&](int32_t first, int32_t rows, TestMatrix& to) {
+      ops().sparse()->SelectedAttention(context, step.inputs(),
+                                        {.heads = kHeads,
+                                         .softmax_scale = 0.3F,
+                                         .first_row = first,
+                                         .q = Tensor(q.view()).Rows(first, rows),
+                                         .out = Tensor(to.view()).Rows(first, rows),
+                                         .entries = cache.cache,
+                                         .selected = &selected});
+    };
+    run(0, kRows, out);
+    for (int32_t r = 0; r < kRows; ++r) {
+      for (int32_t h = 0; h < kHeads; ++h) {
+        double sum = 0;
+        std::vector<double> want(kLatent);
+        for (int32_t i = 0; i < counts[static_cast<size_t>(r)]; ++i) {
+          const float* entry = tokens.view().row(entries[static_cast<size_t>(r * kStride + i)]);
+          double score = 0;
+          for (int32_t c = 0; c < kWidth; ++c) {
+            const float value = q.view().row(r)[h * kWidth + c];
+            score += double{dtype == DType::kF32 ? value : RoundToBFloat16(value)} * entry[c];
+          }
+          const double weight = std::exp(0.3 * score);
+          sum += weight;
+          for (int32_t c = 0; c < kLatent; ++c) want[static_cast<size_t>(c)] += weight * entry[c];
+        }
+        for (int32_t c = 0; c < kLatent; ++c) {
+          // Over bfloat16 entries weights are rounded, too.
+          EXPECT_NEAR(out.view().row(r)[h * kLatent + c], want[static_cast<size_t>(c)] / sum,
+                      dtype == DType::kF32 ? 1e-5 : 8e-3)
+              << "row " << r << ", head " << h;
+        }
+      }
+    }
+    TestMatrix pieces(kRows, kHeads * kLatent);
+    for (int32_t first = 0; first < kRows; first += 5) {
+      run(first, std::min(5, kRows - first), pieces);
+    }
+    EXPECT_EQ(pieces.values, out.values);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, SparseOpsTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+
+}  // namespace
+}  // namespace outrider
