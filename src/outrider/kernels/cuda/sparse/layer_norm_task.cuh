@@ -1,7 +1,7 @@
 // A row's layer norm by a warp; a lane has the same four columns of every 128.
 #pragma once
 
-#include "outrider/kernels/cuda/row_values.cuh"
+#include "outrider/kernels/cuda/rows/row_values.cuh"
 #include "outrider/kernels/cuda/sparse/layer_norm.h"
 
 namespace outrider::cuda {
