@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
 #include "tests/engine/cuda/failing_service.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/test_engine.h"

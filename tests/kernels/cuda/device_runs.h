@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda/device_array.h"
-#include "tests/kernels/cuda/mla_decode_reference.h"
+#include "tests/kernels/cuda/mla_decode/mla_decode_reference.h"
 
 namespace outrider::cuda {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/kernels/cuda/tensor_rows.h"
+#include "outrider/kernels/cuda/rows/tensor_rows.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"

@@ -9,7 +9,7 @@
 
 #include "outrider/checkpoint/dummy_tensor.h"
 #include "outrider/checkpoint/quantization.h"
-#include "outrider/kernels/cuda/load_weights.h"
+#include "outrider/kernels/cuda/matmul/load_weights.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/hopper_test.h"
 

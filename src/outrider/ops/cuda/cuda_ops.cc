@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/matmul.h"
-#include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/rows/norm_rows.h"
 #include "outrider/ops/cuda/cuda_replayer.h"
 #include "outrider/ops/cuda/cuda_sampler.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"

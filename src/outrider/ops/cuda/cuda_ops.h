@@ -15,12 +15,12 @@
 #include <tuple>
 #include <utility>
 
-#include "outrider/kernels/cuda/device_memory.h"
-#include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
-#include "outrider/kernels/cuda/matmul.h"
-#include "outrider/kernels/cuda/mla_decode.h"
-#include "outrider/kernels/cuda/prompt_attention.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode.h"
+#include "outrider/kernels/cuda/moe/expert_router.h"
+#include "outrider/kernels/cuda/prompt/prompt_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/move_rows.h"
-#include "outrider/kernels/cuda/prompt_attention.h"
+#include "outrider/kernels/cuda/prompt/prompt_attention.h"
+#include "outrider/kernels/cuda/rows/move_rows.h"
 #include "outrider/ops/prompt_groups.h"
 
 namespace outrider::cuda {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/load_weights.h"
+#include "outrider/kernels/cuda/matmul/load_weights.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider::cuda {

@@ -1,7 +1,7 @@
 // Weights as the Hopper kernels read them: what `packed` of the handles in ops/weights.h points to.
 #pragma once
 
-#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/ops/weights.h"
 
 namespace outrider::cuda {

@@ -5,8 +5,8 @@
 
 #include <span>
 
-#include "outrider/kernels/cuda/device_memory.h"
-#include "outrider/kernels/cuda/tensor_rows.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
+#include "outrider/kernels/cuda/rows/tensor_rows.h"
 #include "outrider/ops/context.h"
 
 namespace outrider::cuda {

@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/expert_router.h"
-#include "outrider/kernels/cuda/matmul.h"
-#include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/moe/expert_router.h"
+#include "outrider/kernels/cuda/rows/norm_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"

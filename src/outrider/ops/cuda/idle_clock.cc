@@ -1,6 +1,6 @@
 #include "outrider/ops/cuda/idle_clock.h"
 
-#include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
 
 namespace outrider::cuda {
 

@@ -3,10 +3,10 @@
 #include <bit>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/head_projection.h"
-#include "outrider/kernels/cuda/matmul.h"
-#include "outrider/kernels/cuda/prompt_rows.h"
-#include "outrider/kernels/cuda/step_rows.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/mla_decode/head_projection.h"
+#include "outrider/kernels/cuda/prompt/prompt_rows.h"
+#include "outrider/kernels/cuda/rows/step_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"

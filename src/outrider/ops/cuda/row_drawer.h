@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "outrider/kernels/cuda/draw.h"
-#include "outrider/kernels/cuda/verify_drafts.h"
+#include "outrider/kernels/cuda/sampling/draw.h"
+#include "outrider/kernels/cuda/sampling/verify_drafts.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/staged_arrays.h"
 #include "outrider/ops/step_sampler.h"

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
 
 namespace outrider::cuda {
 

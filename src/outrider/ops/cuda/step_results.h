@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/ops/ticket.h"
 
 namespace outrider::cuda {

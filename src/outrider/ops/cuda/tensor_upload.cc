@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/load_weights.h"
+#include "outrider/kernels/cuda/matmul/load_weights.h"
 
 namespace outrider::cuda {
 

@@ -13,8 +13,8 @@
 
 #include "outrider/base/thread_pool.h"
 #include "outrider/checkpoint/weight_source.h"
-#include "outrider/kernels/cuda/device_memory.h"
-#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/host/device_memory.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/ops/cuda/weight_formats.h"
 
 namespace outrider::cuda {

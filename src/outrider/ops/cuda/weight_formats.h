@@ -10,7 +10,7 @@
 
 #include "outrider/base/dtype.h"
 #include "outrider/checkpoint/weight_source.h"
-#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/matmul/matmul.h"
 
 namespace outrider::cuda {
 

@@ -14,7 +14,7 @@
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "tests/kernels/cuda/device_array.h"
-#include "tests/kernels/cuda/mla_decode_reference.h"
+#include "tests/kernels/cuda/mla_decode/mla_decode_reference.h"
 
 namespace outrider::cuda {
 

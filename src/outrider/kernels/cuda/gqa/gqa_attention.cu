@@ -1,11 +1,11 @@
 // Host side of grouped-query attention: checks, workspace, tensor maps, launches.
 #include <algorithm>
 
-#include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/gqa/gqa_plan_task.cuh"
 #include "outrider/kernels/cuda/gqa/gqa_task.cuh"
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
 
 namespace outrider::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <cuda_bf16.h>
 
 #include "outrider/kernels/cuda/gqa/gqa_layout.cuh"
-#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 
 namespace outrider::cuda {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/gqa/gqa_block.cuh"
-#include "outrider/kernels/cuda/mla_decode_columns.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_columns.cuh"
 
 namespace outrider::cuda {
 

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "outrider/kernels/cuda/gqa/gqa_results.cuh"
-#include "outrider/kernels/cuda/gqa/wgmma_m64n128_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_tile_sm90.cuh"
+#include "outrider/kernels/cuda/hopper/wgmma_m64n128.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_tile.cuh"
 
 namespace outrider::cuda {
 

@@ -1,7 +1,7 @@
-#include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/gqa/head_rows.h"
 #include "outrider/kernels/cuda/gqa/head_rows_task.cuh"
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
 
 namespace outrider::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/gqa/head_rows.h"
-#include "outrider/kernels/cuda/row_values.cuh"
+#include "outrider/kernels/cuda/rows/row_values.cuh"
 
 namespace outrider::cuda {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "outrider/kernels/cuda/dependent_launch.h"
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/sparse/choose_entries.h"
 #include "outrider/kernels/cuda/sparse/choose_entries_task.cuh"
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "outrider/base/token_order.h"
-#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/sparse/choose_entries.h"
 
 namespace outrider::cuda {

@@ -1,5 +1,5 @@
-#include "outrider/kernels/cuda/dependent_launch.h"
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/sparse/index_keys.h"
 #include "outrider/kernels/cuda/sparse/index_keys_task.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/gqa/head_rows_task.cuh"
-#include "outrider/kernels/cuda/row_values.cuh"
+#include "outrider/kernels/cuda/rows/row_values.cuh"
 #include "outrider/kernels/cuda/sparse/index_keys.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "outrider/kernels/cuda/dependent_launch.h"
-#include "outrider/kernels/cuda/mla_decode_host.cuh"
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/sparse/index_scores.h"
 #include "outrider/kernels/cuda/sparse/index_scores_task.cuh"
 

@@ -11,9 +11,9 @@
 // there and not stored: neither reaches another row's or key's sum.
 #pragma once
 
-#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/hopper/wgmma_kmajor.cuh"
 #include "outrider/kernels/cuda/sparse/index_scores.h"
-#include "outrider/kernels/cuda/wgmma_kmajor_sm90.cuh"
 
 namespace outrider::cuda {
 

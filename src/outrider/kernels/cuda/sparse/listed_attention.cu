@@ -2,8 +2,8 @@
 #include <bit>
 #include <numbers>
 
-#include "outrider/kernels/cuda/dependent_launch.h"
-#include "outrider/kernels/cuda/mla_decode_host.cuh"
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_attention_task.cuh"
 

@@ -2,9 +2,9 @@
 // at a split's end and the writing of results.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_fold_sm90.cuh"
+#include "outrider/kernels/cuda/hopper/wgmma.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_fold.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention_walk.cuh"
-#include "outrider/kernels/cuda/wgmma_sm90.cuh"
 
 namespace outrider::cuda {
 

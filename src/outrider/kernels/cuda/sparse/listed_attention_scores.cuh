@@ -1,10 +1,10 @@
 // The scores warpgroup of listed attention: S = Q K^T over all 576 dimensions, references,
-// probabilities and sums (the arithmetic of mla_decode_tile_sm90.cuh), the numbers of a split's
+// probabilities and sums (the arithmetic of mla_decode_tile.cuh), the numbers of a split's
 // end.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_fold_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_tile_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_fold.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_tile.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention_walk.cuh"
 
 namespace outrider::cuda {

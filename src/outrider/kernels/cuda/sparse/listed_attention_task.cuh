@@ -1,4 +1,4 @@
-// Listed attention on Hopper: the bf16 body of MLA decode (mla_decode_sm90.cuh tells its algorithm)
+// Listed attention on Hopper: the bf16 body of MLA decode (mla_decode_bf16.cuh tells its algorithm)
 // with lists in the place of requests. A row of the step is a request of one row, whose "keys" are
 // the places of its list: plan, splits, folds and merge are those of MLA decode. A tile is up to 64
 // heads of one row against 64 places.

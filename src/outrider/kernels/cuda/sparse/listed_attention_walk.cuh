@@ -8,7 +8,7 @@
 // multiprocessor takes more copies, so it should have nothing else to do.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_block.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 
 namespace outrider::cuda {
@@ -57,7 +57,7 @@ struct ListedShared {
   uint64_t q_full;
 };
 
-/// Copies an item's queries, as IssueQueries of mla_decode_loads_sm90.cuh.
+/// Copies an item's queries, as IssueQueries of mla_decode_loads.cuh.
 __device__ __forceinline__ void IssueListedQueries(const MlaTensorMaps& maps, ListedShared& shared,
                                                    const MlaItem& item) {
   if (item.request < 0) return;
@@ -147,7 +147,7 @@ class ListWalk {
     past_end_ = index >= num_items_;
   }
   /// Takes the next item's number: when an item is entered, or, where items differ much in length,
-  /// with the last of its tiles (LoadWalk of mla_decode_loads_sm90.cuh).
+  /// with the last of its tiles (LoadWalk of mla_decode_loads.cuh).
   __device__ void Claim(const ListedArguments& args) {
     if (threadIdx.x % 32 == 0) {
       next_index_ = gridDim.x + atomicAdd(&args.mla.workspace.counters->next_item, 1);

@@ -1,4 +1,4 @@
-#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows_task.cuh"
 

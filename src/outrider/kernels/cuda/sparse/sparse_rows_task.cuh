@@ -1,7 +1,7 @@
 // The plan of a step's sparse rows, by one block: a thread per row, rows in stripes of the block.
 #pragma once
 
-#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 
 namespace outrider::cuda {

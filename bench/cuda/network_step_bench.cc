@@ -1,0 +1,399 @@
+// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the
+// engine's own operations: requests of 1024 tokens that decode 1 row or verify 4, and prompts; or
+// the cases that are given. Prints milliseconds beside what the bytes that a step reads take at the
+// card's bandwidth.
+//
+//   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
+//                      [v2-lite|glm-4.7-flash|step-12|CONFIG.json]...
+//
+// --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
+// number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
+//
+// "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
+// head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
+// experts those that rows have if they choose evenly, and the cache.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/cuda/relaxed_ops.h"
+#include "outrider/base/file.h"
+#include "outrider/checkpoint/weight_source.h"
+#include "outrider/kernels/cuda/matmul/load_weights.h"
+#include "outrider/networks/network_loader.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/networks/cuda/code_source.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int32_t kBlock = 64;
+constexpr int32_t kPrompts = 8;
+constexpr int32_t kPromptRows = 2048;
+constexpr int kRounds = 15;
+
+constexpr const char* kV2Lite = R"({
+  "model_type": "deepseek_v2", "hidden_act": "silu", "vocab_size": 102400, "hidden_size": 2048,
+  "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": null, "kv_lora_rank": 512,
+  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+  "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+  "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1,
+  "topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": false,
+  "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+  "rms_norm_eps": 1e-06, "max_position_embeddings": 163840, "rope_theta": 10000,
+  "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
+                   "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707},
+  "torch_dtype": "bfloat16"})";
+
+constexpr const char* kGlm47Flash = R"({
+  "model_type": "glm4_moe_lite", "hidden_act": "silu", "vocab_size": 154880, "hidden_size": 2048,
+  "num_hidden_layers": 47, "num_attention_heads": 20, "q_lora_rank": 768, "kv_lora_rank": 512,
+  "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+  "intermediate_size": 10240, "moe_intermediate_size": 1536, "n_routed_experts": 64,
+  "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+  "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 1.8,
+  "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05,
+  "max_position_embeddings": 202752, "partial_rotary_factor": 1.0, "rope_theta": 1000000,
+  "rope_scaling": null, "dtype": "bfloat16"})";
+
+/// Step-3.5-Flash cut to 3 full layers, the first of them dense, and 9 with a window; FP8.
+std::string Step12() {
+  const std::string full = "\"full_attention\"", sliding = "\"sliding_attention\"";
+  std::string types, thetas, factors, limits;
+  for (int i = 0; i < 12; ++i) {
+    const char* const comma = i == 0 ? "" : ", ";
+    types += comma + (i % 4 == 0 ? full : sliding);
+    thetas += comma + std::string(i % 4 == 0 ? "5000000" : "10000");
+    factors += comma + std::string(i % 4 == 0 ? "0.5" : "1");
+    limits += comma + std::string("0");
+  }
+  return R"({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5",
+  "hidden_size": 4096, "intermediate_size": 11264, "vocab_size": 128896,
+  "num_hidden_layers": 12, "num_nextn_predict_layers": 0, "num_attention_heads": 64,
+  "num_attention_groups": 8, "head_dim": 128,
+  "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96,
+    "num_attention_groups": 8, "head_dim": 128, "true_head_dim": 128},
+  "sliding_window": 512, "rope_scaling": {"rope_type": "llama3", "factor": 2.0,
+    "original_max_position_embeddings": 131072, "low_freq_factor": 1.0, "high_freq_factor": 32.0},
+  "yarn_only_types": ["full_attention"], "max_position_embeddings": 262144,
+  "use_qk_norm": true, "use_head_wise_attn_gate": true, "sink": false, "use_rope_layers": [],
+  "moe_layers_enum": "1,2,3,4,5,6,7,8,9,10,11", "moe_num_experts": 288, "moe_top_k": 8,
+  "moe_intermediate_size": 1280, "share_expert_dim": 1280, "moe_router_activation": "sigmoid",
+  "moe_router_scaling_factor": 3.0, "norm_expert_weight": true, "use_moe_router_bias": true,
+  "need_fp32_gate": true, "zero_centered": true, "bos_token_id": 0, "eos_token_id": [1, 2],
+  "torch_dtype": "bfloat16",
+  "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128]},
+  "layer_types": [)" +
+         types + "], \"rope_theta\": [" + thetas + "], \"partial_rotary_factors\": [" + factors +
+         "], \"swiglu_limits\": [" + limits + "], \"swiglu_limits_shared\": [" + limits + "]}";
+}
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+SamplingParams Greedy() {
+  SamplingParams params;
+  params.temperature = 0;
+  return params;
+}
+
+struct Case {
+  int32_t requests;
+  int32_t rows;  // of each
+  int32_t context;
+};
+
+RowPaths PathsOf(const ModelConfig& config) {
+  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
+}
+
+class StepBench {
+ public:
+  StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
+            std::vector<Case> cases, double bytes_per_second)
+      : own_ops_(std::move(ops)),
+        ops_(*own_ops_),
+        name_(std::move(name)),
+        bytes_per_second_(bytes_per_second),
+        cases_(std::move(cases)),
+        prompts_(cases_.empty()),
+        config_(ParseModelConfig(config, std::nullopt, name_)),
+        source_(config_.quantization.method == "fp8"
+                    ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
+                    : MakeDummyWeights(config_, 1)),
+        pool_(static_cast<int>(std::thread::hardware_concurrency())),
+        device_{ops_, &pool_} {
+    const double before = Seconds();
+    const WeightForm form = {.compute_dtype = DType::kBF16};
+    for (const auto& [type, bytes] : MeasureWeights(ops_, config_, 0, *source_, form).target) {
+      weight_bytes_ += static_cast<double>(bytes);
+    }
+    if (prompts_) {
+      for (const int32_t rows : {1, 4}) {
+        for (const int32_t requests : {1, 2, 4, 8, 16, 32, 64, 128}) {
+          cases_.push_back({requests, rows, 1024});
+        }
+      }
+    }
+    model_ = LoadNetwork(
+        config_, 0, *source_, form,
+        {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4, PathsOf(config_))});
+    std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
+                Seconds() - before);
+    const NetworkCache needs = model_->cache_needs();
+    CacheConfig cache = MakeCacheConfig(needs, DType::kBF16, kBlock, 0);
+    const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
+      int32_t pages = 0;
+      for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
+      cache.num_pages = std::max(cache.num_pages, requests * pages);
+    };
+    if (prompts_) reserve(kPrompts, kPromptRows, kPromptRows);
+    for (const Case& c : cases_) reserve(c.requests, c.rows, c.context);
+    layout_ = BatchLayout(cache.groups);
+    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, DType::kBF16);
+    FillCache();
+    sampler_ = ops_.MakeSampler(device_, Verifier());
+  }
+
+  void RunAll() {
+    for (const Case& c : cases_) Decode(c);
+    if (prompts_) Prompts();
+  }
+
+ private:
+  void FillCache() {
+    constexpr int64_t kColumns = 64;
+    const LayerCache first = cache_->layer(0);
+    const int64_t rows = int64_t{first.num_blocks} * first.block_stride / kColumns;
+    CheckCuda(FillDummyPart({.stream = {.key = 7, .half_width = 1.7F},
+                             .tensor_cols = kColumns,
+                             .rows = rows,
+                             .cols = kColumns},
+                            first.data, ops_.stream()),
+              "random cache");
+    ops_.Synchronize();
+  }
+
+  /// Pages of a request of a group: of a window those that rows still read.
+  static int32_t PagesOf(const CacheGroupSpec& group, int32_t rows, int32_t context) {
+    const int32_t all = group.BlocksBefore(context);
+    if (group.kind == CacheGroupKind::kFullHistory) return all;
+    return std::min(all, group.BlocksBefore(group.window + rows) + 1);
+  }
+
+  /// Requests of `rows` rows behind `context` tokens each.
+  void LayOut(int32_t requests, int32_t rows, int32_t context, Phase phase) {
+    tokens_.resize(static_cast<size_t>(requests * rows));
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      tokens_[i] = static_cast<int32_t>((i * 7919 + 11) % static_cast<size_t>(config_.vocab_size));
+    }
+    const std::vector<CacheGroupSpec>& groups = cache_->config().groups;
+    tables_.assign(static_cast<size_t>(requests), {});
+    work_.clear();
+    int32_t next_page = 0;
+    for (int32_t i = 0; i < requests; ++i) {
+      std::vector<std::vector<int32_t>>& tables = tables_[static_cast<size_t>(i)];
+      for (const CacheGroupSpec& group : groups) {
+        const int32_t pages = PagesOf(group, rows, context + rows);
+        std::vector<int32_t>& table = tables.emplace_back();
+        for (int32_t b = 0; b < group.BlocksBefore(context + rows); ++b) {
+          table.push_back(next_page + b % pages);
+        }
+        next_page += pages;
+      }
+      const auto tokens =
+          std::span(tokens_).subspan(static_cast<size_t>(i * rows), static_cast<size_t>(rows));
+      const bool decodes = phase == Phase::kDecode;
+      work_.push_back({.slot = i,
+                       .phase = phase,
+                       .context_length = context,
+                       .tokens = decodes ? tokens.first(1) : tokens,
+                       .draft_tokens = decodes ? tokens.subspan(1) : std::span<const int32_t>(),
+                       .block_tables = tables});
+    }
+    layout_.Assign(work_);
+    plan_.Assign(layout_);
+  }
+
+  /// Draws from all rows of logits, greedily, and waits.
+  void Draw(Tensor hidden) {
+    verify_.clear();
+    verified_.resize(layout_.requests().size());
+    for (size_t i = 0; i < verified_.size(); ++i) {
+      const RequestRows& rows = layout_.requests()[i];
+      verify_.push_back({.input = {.params = &greedy_,
+                                   .tokens = work_[i].tokens,
+                                   .prompt_length = 1,
+                                   .drafts = work_[i].draft_tokens},
+                         .first_row = rows.first_logits_row,
+                         .result = &verified_[i]});
+    }
+    model_->Verify(*sampler_, hidden, layout_.logits_rows(), verify_);
+  }
+
+  /// Of a request, of a layer.
+  static double CacheBytes(const LayerSpec& layer, const Case& c) {
+    const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
+    if (gqa == nullptr) return 2.0 * 576 * c.context;
+    const int64_t keys =
+        gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
+    return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
+  }
+
+  double BytesOf(const Case& c) const {
+    const double code_bytes = config_.quantization.method.empty() ? 2 : 1;
+    double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
+                                       static_cast<double>(config_.hidden_size);  // embeddings
+    for (const LayerSpec& layer : config_.layers) {
+      bytes += CacheBytes(layer, c) * c.requests;
+      const MoeSpec* const moe = layer.moe();
+      if (moe == nullptr) continue;
+      const double experts = static_cast<double>(moe->router.experts);
+      const double share = static_cast<double>(moe->router.top_k) / experts;
+      const double untouched = experts * std::pow(1 - share, c.requests * c.rows);
+      bytes -= untouched * 3 * code_bytes * static_cast<double>(config_.hidden_size * moe->width);
+    }
+    return bytes;
+  }
+
+  void Decode(const Case& c) {
+    LayOut(c.requests, c.rows, c.context - c.rows, Phase::kDecode);
+    const auto inputs = ops_.MakeStepInputs();
+    inputs->Assign(layout_, plan_, RowCount::kRounded);
+    const auto hidden = ops_.MakeRows(inputs->num_rows(), model_->output_width());
+    cudaEvent_t begin, end;
+    CheckCuda(cudaEventCreate(&begin), "event");
+    CheckCuda(cudaEventCreate(&end), "event");
+    std::vector<double> passes, steps;
+    for (int i = 0; i < kRounds + 3; ++i) {
+      const double before = Seconds();
+      inputs->Assign(layout_, plan_, RowCount::kRounded);
+      CheckCuda(cudaEventRecord(begin, ops_.stream()), "event");
+      model_->Forward(*inputs, *cache_, hidden->rows());
+      CheckCuda(cudaEventRecord(end, ops_.stream()), "event");
+      Draw(hidden->rows());
+      float ms = 0;
+      CheckCuda(cudaEventElapsedTime(&ms, begin, end), "time");
+      if (i < 3) continue;  // launched, recorded, repeated for the first time
+      passes.push_back(ms);
+      steps.push_back((Seconds() - before) * 1e3);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    const double limit = BytesOf(c) / bytes_per_second_ * 1e3;
+    std::printf(
+        "%s, %3d requests, %d rows each, context %d: pass %7.3f ms, step %7.3f ms, bytes %7.3f, "
+        "%4.2f\n",
+        name_.c_str(), c.requests, c.rows, c.context, Median(passes), Median(steps), limit,
+        limit / Median(steps));
+    std::fflush(stdout);
+  }
+
+  void Prompts() {
+    LayOut(kPrompts, kPromptRows, 0, Phase::kPromptEnd);
+    const auto inputs = ops_.MakeStepInputs();
+    const auto hidden = ops_.MakeRows(kPrompts * kPromptRows, model_->output_width());
+    std::vector<double> seconds;
+    for (int i = 0; i < 4; ++i) {
+      const double before = Seconds();
+      inputs->Assign(layout_, plan_, RowCount::kRounded);
+      model_->Forward(*inputs, *cache_, hidden->rows());
+      ops_.Synchronize();
+      if (i > 0) seconds.push_back(Seconds() - before);
+    }
+    std::printf("%s, %d prompts of %d in one step: %.1f ms, %.0f tokens/s\n", name_.c_str(),
+                kPrompts, kPromptRows, Median(seconds) * 1e3,
+                kPrompts * kPromptRows / Median(seconds));
+    std::fflush(stdout);
+  }
+
+  std::unique_ptr<CudaOps> own_ops_;
+  const CudaOps& ops_;
+  std::string name_;
+  double bytes_per_second_;
+  std::vector<Case> cases_;
+  bool prompts_;
+  ModelConfig config_;
+  std::unique_ptr<WeightSource> source_;
+  ThreadPool pool_;
+  Device device_;
+  double weight_bytes_ = 0;
+  std::unique_ptr<Network> model_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<StepSampler> sampler_;
+  SamplingParams greedy_ = Greedy();
+  std::vector<int32_t> tokens_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_;  // by request, by group
+  std::vector<RequestWork> work_;
+  BatchLayout layout_{kBlock};
+  AttentionPlan plan_{AttentionBackend::kRagged, 4, PathsOf(config_)};
+  std::vector<VerifyRequest> verify_;
+  std::vector<VerifiedTokens> verified_;
+};
+
+int Main(int argc, char** argv) {
+  double bandwidth = 4.3;
+  std::vector<Case> cases;
+  std::vector<std::string> names;
+  bool right = true;
+  bool relaxed = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
+      bandwidth = std::atof(argv[++i]);
+      right &= bandwidth > 0;
+    } else if (std::strcmp(argv[i], "--relaxed") == 0) {
+      relaxed = true;
+    } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
+      Case c = {};
+      right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
+               c.requests > 0 && c.rows > 0 && c.context > c.rows;
+      cases.push_back(c);
+    } else {
+      names.emplace_back(argv[i]);
+      right &= argv[i][0] != '-';
+    }
+  }
+  if (!right) {
+    std::fprintf(stderr,
+                 "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
+                 "REQUESTS,ROWS,CONTEXT]... "
+                 "[v2-lite|glm-4.7-flash|step-12|CONFIG.json]...\n");
+    return 2;
+  }
+  if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
+  try {
+    for (const std::string& name : names) {
+      const std::string config = name == "v2-lite"         ? kV2Lite
+                                 : name == "glm-4.7-flash" ? kGlm47Flash
+                                 : name == "step-12"       ? Step12()
+                                                           : ReadTextFile(name, 1 << 20);
+      std::unique_ptr<CudaOps> ops =
+          relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
+      StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, bandwidth * 1e12)
+          .RunAll();
+    }
+  } catch (const Error& error) {
+    std::fprintf(stderr, "network_step_bench: error: %s\n", error.what());
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace outrider::cuda
+
+int main(int argc, char** argv) { return outrider::cuda::Main(argc, argv); }

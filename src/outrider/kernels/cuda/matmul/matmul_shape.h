@@ -1,0 +1,25 @@
+// Which body of the matrix products runs, by the sizes of a product. It changes no bit.
+#pragma once
+
+#include "outrider/kernels/cuda/matmul/matmul_layout.h"
+
+namespace outrider::cuda {
+
+int NumMultiprocessors();
+
+/// Where the scales of blocks or rows stand, of a weight that has them.
+const void* ScalesOf(const PackedWeight& weight);
+
+/// `segments`: the weight has several.
+MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segments);
+
+/// The fastest, as far as is known, for `rows` rows; `numbered`: rows have numbers.
+MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered);
+
+/// Of tiles with up to `tile_rows` rows of one expert.
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows);
+
+/// 8, 16, 32, 64 or 128: the least that is enough, or 128.
+int NarrowTokens(int rows);
+
+}  // namespace outrider::cuda

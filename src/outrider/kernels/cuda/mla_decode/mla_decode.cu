@@ -1,0 +1,179 @@
+// Host side of the MLA decode kernel: checks, workspace, tensor maps, launches.
+#include <algorithm>
+#include <bit>
+
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_bf16.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_combine.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_plan.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_swap_ab.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+MlaSplits SplitsOf(const MlaDecodeParams& params) {
+  return params.splits.base == 0 ? DefaultMlaSplits(params.heads) : params.splits;
+}
+
+bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
+  const MlaSplits splits = SplitsOf(params);
+  const bool page_ok = params.page_size == 16 || params.page_size == 32 || params.page_size == 64 ||
+                       params.page_size == 256;
+  const bool splits_ok =
+      splits.base >= 128 && std::has_single_bit(static_cast<unsigned>(splits.base)) &&
+      splits.end0 >= 0 && splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
+      (splits.end1 - splits.end0) % (2 * splits.base) == 0;
+  return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 1 &&
+         params.heads <= 128 && params.num_requests >= 0 &&
+         params.num_requests <= limits.max_requests && limits.max_requests <= 4096 &&
+         params.num_tokens >= 0 && params.num_tokens <= limits.max_tokens &&
+         limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
+}
+
+/// A cache [rows, 576] as {64 columns, 8 rows, 9 column groups, rows / 8}.
+bool EncodeCacheMap(CUtensorMap* map, const void* cache, uint64_t rows, int column_groups,
+                    int row_groups) {
+  return EncodeBf16Map(
+      map, cache, {64, 8, kMlaKeyDim / 64, rows / 8}, {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8},
+      {64, 8, static_cast<cuuint32_t>(column_groups), static_cast<cuuint32_t>(row_groups)});
+}
+
+template <bool kSharedTiles>
+cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
+                       cudaStream_t stream) {
+  static_assert(sizeof(MlaShared) <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<kSharedTiles>, sizeof(MlaShared));
+  if (allowed != cudaSuccess) return allowed;
+  MlaTensorMaps maps;
+  const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
+  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
+  if (!EncodeMlaQueryMap(&maps.q, params.q, query_rows) ||
+      !EncodeCacheMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
+      !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
+    return cudaErrorInvalidValue;
+  }
+  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, MlaBlocks(), kMlaThreads, sizeof(MlaShared),
+                         stream, args, maps);
+}
+
+/// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
+bool EncodeByteMap(CUtensorMap* map, const void* cache, uint64_t rows, int columns,
+                   int column_groups, int row_groups) {
+  if (Encoder() == nullptr) return false;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), 8,
+                               static_cast<cuuint64_t>(kMlaKeyDim / columns), rows / 8};
+  const cuuint64_t strides[3] = {kMlaKeyDim, static_cast<cuuint64_t>(columns), kMlaKeyDim * 8};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), 8,
+                             static_cast<cuuint32_t>(column_groups),
+                             static_cast<cuuint32_t>(row_groups)};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(cache), sizes, strides,
+                   box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Rows of a tile: part of the schedule, not of the arithmetic.
+int TileRows(const MlaDecodeParams& params) {
+  if (params.cache_type == MlaCacheType::kBf16) return kMlaTileRows;
+  return params.heads <= 16 && params.num_tokens <= params.num_requests ? 16 : 32;
+}
+
+/// Whether two items may share a tile: bf16, with more tiles than blocks.
+bool SharedTiles(const MlaDecodeParams& params) {
+  const int tiles = params.num_tokens * params.heads / kMlaTileRows + params.num_requests;
+  return params.cache_type == MlaCacheType::kBf16 && tiles > MlaBlocks();
+}
+
+template <int kRows>
+cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& params,
+                       cudaStream_t stream) {
+  constexpr size_t kSharedBytes = sizeof(MlaSwapAbShared<kRows>);
+  static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(DecodeMlaSwapAbSm90<kRows>, kSharedBytes);
+  if (allowed != cudaSuccess) return allowed;
+  MlaSwapAbMaps maps;
+  maps.q = static_cast<const __nv_bfloat16*>(params.q);
+  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
+  if (!EncodeByteMap(&maps.latent, params.cache, cache_rows, 128, 4, box_groups) ||
+      !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
+    return cudaErrorInvalidValue;
+  }
+  return LaunchDependent(DecodeMlaSwapAbSm90<kRows>, MlaBlocks(), kSwapAbThreads, kSharedBytes,
+                         stream, args, maps);
+}
+
+}  // namespace
+
+MlaSplits DefaultMlaSplits(int heads) {
+  // Short splits keep a lone request's latency down, long ones the cost of folding.
+  if (heads <= 32) return {128, 1024, 4096};
+  return {512, 4096, 8192};
+}
+
+size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {
+  return CarveMlaWorkspace(limits, nullptr).bytes;
+}
+
+cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
+                          void* workspace, cudaStream_t stream) {
+  if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
+  MlaPlanArguments args;
+  args.query_start_loc = params.query_start_loc;
+  args.seq_lens = params.seq_lens;
+  args.num_requests = params.num_requests;
+  args.heads = params.heads;
+  args.tile_rows = TileRows(params);
+  args.blocks = MlaBlocks();
+  args.causal = params.visible == nullptr;
+  args.relaxed = params.relaxed;
+  args.shared_tiles = SharedTiles(params);
+  args.splits = SplitsOf(params);
+  args.workspace = CarveMlaWorkspace(limits, workspace);
+  PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limits, void* workspace,
+                      cudaStream_t stream) {
+  if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
+  if (params.num_requests == 0 || params.num_tokens == 0) return cudaSuccess;
+  const bool e4m3 = params.cache_type == MlaCacheType::kE4m3;
+  const float scale = e4m3 ? params.cache_scale : 1.0f;
+  MlaKernelArguments args;
+  args.workspace = CarveMlaWorkspace(limits, workspace);
+  args.block_table = params.block_table;
+  args.block_table_stride = params.block_table_stride;
+  args.cache = static_cast<const uint8_t*>(params.cache);
+  args.page_shift = std::countr_zero(static_cast<unsigned>(params.page_size));
+  args.heads = params.heads;
+  args.score_scale = params.softmax_scale * scale * 1.4426950408889634f;
+  args.value_scale = scale;
+  args.sink = params.sink;
+  args.visible = params.visible;
+  args.output = static_cast<__nv_bfloat16*>(params.output);
+  args.lse = params.lse;
+  args.splits = params.relaxed ? MlaSplits{0, 0, 0} : SplitsOf(params);
+
+  if (!e4m3) {
+    return SharedTiles(params) ? LaunchBf16<true>(args, params, stream)
+                               : LaunchBf16<false>(args, params, stream);
+  }
+  const cudaError_t error = TileRows(params) == 16 ? LaunchE4m3<16>(args, params, stream)
+                                                   : LaunchE4m3<32>(args, params, stream);
+  if (error != cudaSuccess) return error;
+  MlaCombineArguments combine;
+  combine.workspace = args.workspace;
+  combine.heads = params.heads;
+  combine.value_scale = args.value_scale;
+  combine.sink = params.sink;
+  combine.output = args.output;
+  combine.lse = args.lse;
+  return LaunchDependent(CombineMlaDecode, MlaBlocks() * 4, kCombineThreads, 0, stream, combine);
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,98 @@
+// The two output warpgroups of the MLA decode kernel: O = O * alpha + P V for 256 columns each, the
+// fold at a split's end and the writing of results.
+#pragma once
+
+#include "outrider/kernels/cuda/hopper/wgmma.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_fold.cuh"
+#include "outrider/kernels/cuda/mla_decode/mla_decode_loads.cuh"
+
+namespace outrider::cuda {
+
+template <bool kSharedTiles>
+__device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args,
+                                                  const MlaTensorMaps& maps, MlaShared& shared) {
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
+  const int lane = threadIdx.x % 32;
+  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row0 + 8
+  const uint32_t p = SharedAddress(shared.p);
+  float output[128];
+  __half2 columns[64];  // of the splits folded so far, two columns each
+  uint32_t tile_count = 0;
+  uint32_t split_count = 0;
+  uint32_t item_count = 0;
+  for (;; ++item_count) {
+    // Published before the probabilities of the item before were handed over.
+    MlaItem item = TakeItem(shared.item[item_count % kItemSlots]);
+    if (item.request < 0) break;
+    SplitWalk walk(item, args.splits);
+    const bool has_rows = warp * 16 < (item.rows & 255);  // this warp has rows of the item
+    for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
+      const int stage = tile_count % kStages;
+      BarrierWait(&shared.p_full, tile_count & 1);
+      // The scores of this tile are done with its rotary part, and after an item with its queries.
+      if (group == 1 && warp == 1 && ElectOne()) {
+        IssueRotary(args, maps, shared, tile_count + kStages);
+        if (tile + 1 == walk.tiles) {
+          IssueQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
+        }
+      }
+      __syncwarp();
+      const float alpha0 = shared.alpha[row0];
+      const float alpha1 = shared.alpha[row0 + 8];
+      if (!walk.first_in_split && __any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < 128; ++i) output[i] *= i & 2 ? alpha1 : alpha0;
+      }
+      const uint32_t values = SharedAddress(shared.kv[stage]) + group * kHalfBytes;
+      PinRegisters(output);
+      WgmmaFence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint64_t a = MakeDescriptor(p + step * 32, 16, kGroupBytes);
+        const uint32_t at = values + step * 2 * 4 * kGroupBytes;
+        const bool accumulate = !walk.first_in_split || step != 0;
+        WgmmaM64N256_SS_MN(output, a, MakeDescriptor(at, kGroupBytes, 4 * kGroupBytes), accumulate);
+        if (step % 2 == 1) WgmmaCommit();
+      }
+      // The last to read keys 0-31 of its columns refills them, then the rest.
+      WgmmaWait<1>();
+      NamedSync(kOutputsBarrier + group, 128);
+      if (warp == 0 && ElectOne()) {
+        IssueKeys(args, maps, shared, tile_count + kStages, group, 0);
+      }
+      __syncwarp();
+      WgmmaWait<0>();
+      PinRegisters(output);
+      const bool ends = walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys);
+      // Not sooner: else the scores could end a second split before every warp has seen the first.
+      if (ends) BarrierWait(&shared.split_full, split_count & 1);
+      BarrierArriveWarp(&shared.p_empty);
+      NamedSync(kOutputsBarrier + group, 128);
+      if (warp == 0 && ElectOne()) {
+        IssueKeys(args, maps, shared, tile_count + kStages, group, 1);
+      }
+      __syncwarp();
+      walk.first_in_split = false;
+      if (!ends) continue;
+
+      const MlaSplitNumbers& numbers = shared.split[split_count++ & 1];
+      if (has_rows) {
+        FoldColumns<kSharedTiles>(args, item, walk, shared.epoch, group, row0, numbers, output,
+                                  columns);
+      }
+      if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
+      if (has_rows && walk.Last(item) && item.partial_unit < 0) {
+        WriteOutput(args, item, group, row0, numbers, columns);
+      }
+      walk.Advance(item, args.splits);
+    }
+    if (item.partial_unit >= 0) {
+      NamedSync(kResultsBarrier, kOutputThreads);
+      if (threadIdx.x == 0) ReportResults(args.workspace, item);
+    }
+  }
+  MergeResults(args, group * 4 + warp, shared.epoch, item_count == 0);
+}
+
+}  // namespace outrider::cuda

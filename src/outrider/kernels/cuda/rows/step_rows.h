@@ -1,0 +1,67 @@
+// Device operations on the rows of a step around MLA attention: what enters the latent cache,
+// merging two attention results by log-sum-exp, gathering rows. Sums go in a fixed order, so a
+// row's bits do not depend on the other rows.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "outrider/base/dtype.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode.h"
+
+namespace outrider::cuda {
+
+/// The angles of the rotary embedding of 64 values: float32 [entries, 32], magnitude included. Row
+/// r of a step has the angles of entry positions[r], or of entry r where there are no positions.
+struct RotaryTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  const int32_t* positions = nullptr;  // optional [rows]
+  bool interleaved = true;             // rotated pairs (2i, 2i + 1); false: (i, i + 32)
+};
+
+struct LatentWriteParams {
+  int num_rows = 0;                    // upper bound, and the true number unless:
+  const int32_t* true_rows = nullptr;  // optional [1] on the device: rows from it on are left alone
+  DType input_dtype = DType::kBF16;    // of kv and q: kBF16 or kF32
+  int64_t row_stride = 576;            // of kv and q, in elements, a multiple of 4
+  const void* kv = nullptr;       // [num_rows, 576]: latent 512, rotary key 64; 16-byte aligned
+  const float* weight = nullptr;  // [512], of the RMS norm of the latent
+  float epsilon = 1e-6f;
+  RotaryTable rotary;
+  // int64 [num_rows]: block * page size + offset; negative: the row writes nothing
+  const int64_t* slot_mapping = nullptr;
+  void* cache = nullptr;  // [slots, 576]
+  // Where layers of other widths share the pages of a pool: slots are block * block_size + place,
+  // entries of a block follow each other, and blocks lie block_stride elements apart, a multiple of
+  // 8. 0: all entries follow each other.
+  int64_t block_stride = 0;
+  int block_size = 0;
+  MlaCacheType cache_type = MlaCacheType::kBf16;
+  float cache_scale = 1.0f;  // e4m3 only: stores value / cache_scale, saturated to +-448
+  // Optional: the queries' latent, which is normalised in the same launch, every row of it.
+  const void* q = nullptr;          // [num_rows, q_columns]; 16-byte aligned
+  int q_columns = 0;                // a multiple of 4 in 4 .. 2048
+  const float* q_weight = nullptr;  // [q_columns]
+  void* q_out = nullptr;            // bf16 [num_rows, q_columns]
+};
+
+/// Normalises each row's latent (weight * x / sqrt(mean(x^2) + epsilon)), rotates its key and
+/// writes both to the row's cache slot, rounded once; normalises q likewise. Throws Error for
+/// parameters outside the ranges above; otherwise returns what the launch returned.
+cudaError_t WriteLatentRows(const LatentWriteParams& params, cudaStream_t stream);
+
+/// output = (e^lse_a * a + e^lse_b * b) / (e^lse_a + e^lse_b) per row of bf16 [num_rows, width];
+/// lse = ln(e^lse_a + e^lse_b). A side with lse -inf leaves the other side's bits alone. `width` is
+/// a multiple of 8; `output` and `lse` may be `a` and `lse_a`.
+cudaError_t MergeAttentionRows(const void* a, const float* lse_a, const void* b, const float* lse_b,
+                               int num_rows, int width, void* output, float* lse,
+                               cudaStream_t stream);
+
+/// output[i] = input[rows[i]] for bf16 rows of `width` values, a multiple of 8. Negative entries of
+/// `rows` leave their output row alone.
+cudaError_t GatherRows(const void* input, const int* rows, int num_rows, int width, void* output,
+                       cudaStream_t stream);
+
+}  // namespace outrider::cuda
