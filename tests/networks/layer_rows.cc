@@ -74,8 +74,8 @@ void WriteRows(const Arguments& args) {
         .slot = 0,
         .phase = args.role,
         .context_length = first,
-        .tokens = std::span(args.tokens).subspan(static_cast<size_t>(first),
-                                                 static_cast<size_t>(step)),
+        .tokens =
+            std::span(args.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(step)),
         .draft_tokens = {},
         .samples = false,
         .block_tables = {&blocks, 1}}});
