@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-/// "outrider 0.1.0".
+/// "outrider" and the version of CMakeLists.txt.
 std::string VersionText();
 
 /// Of `outrider --help`: the commands.
