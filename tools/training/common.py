@@ -100,6 +100,17 @@ def save_sharded(state, out, limit=15 << 20):
     json.dump(index, open(os.path.join(out, "model.safetensors.index.json"), "w"), indent=1)
 
 
+def two_to(e):
+    """2^e as float32, made from its bits: library powers are not exact everywhere."""
+    return ((e.int() + 127) << 23).view(torch.float32)
+
+
+def power(amax, top, least):
+    """The least power of two s with max(amax, least) / s <= top."""
+    m, e = torch.frexp(amax.float().clamp_min(least) / top)
+    return two_to(e - (m == 0.5).int())
+
+
 def fp8_blocks(w):
     """w [N, K] -> (e4m3 [N, K], float32 scales [ceil(N/128), ceil(K/128)]), each scale the least power of two that avoids overflow.
     Of stacked experts w [E, N, K] each is taken by itself."""
@@ -108,7 +119,7 @@ def fp8_blocks(w):
     n, k = w.shape
     p = F.pad(w.float(), (0, -k % 128, 0, -n % 128))
     b = p.view(p.shape[0] // 128, 128, p.shape[1] // 128, 128)
-    scale = torch.exp2(torch.ceil(torch.log2(b.abs().amax((1, 3)).clamp_min(1e-12) / 448)))
+    scale = power(b.abs().amax((1, 3)), 448, 1e-12)
     q = (b / scale[:, None, :, None]).view(p.shape)[:n, :k].to(torch.float8_e4m3fn)
     return q.contiguous(), scale
 
@@ -141,20 +152,19 @@ def load_checkpoint(tensors, path):
 def greedy(m, prompts, new, pick=lambda x: x.argmax(-1)):
     """Greedy continuation by full recomputation; prompts are lists of ids. Returns lists of new ids (cut at EOS)."""
     outs = [list(p) for p in prompts]
-    done = [False] * len(outs)
-    for _ in range(new):
-        n = (max(map(len, outs)) + 31) // 32 * 32
-        x = torch.zeros(len(outs), n, dtype=torch.long)
-        for i, o in enumerate(outs):
-            x[i, :len(o)] = torch.tensor(o)
+    live = list(range(len(outs)))
+    for _ in range(new if outs else 0):
+        n = (max(len(outs[i]) for i in live) + 31) // 32 * 32
+        x = torch.zeros(len(live), n, dtype=torch.long)
+        for j, i in enumerate(live):
+            x[j, :len(outs[i])] = torch.tensor(outs[i])
         h = m.trunk(x.to(DEVICE))[0]
-        last = torch.tensor([len(o) - 1 for o in outs], device=DEVICE)
-        nxt = pick(m.lm_head(h[torch.arange(len(outs), device=DEVICE), last]).float()).tolist()
-        for i, t in enumerate(nxt):
-            if not done[i]:
-                outs[i].append(t)
-                done[i] = t == 1
-        if all(done):
+        last = torch.tensor([len(outs[i]) - 1 for i in live], device=DEVICE)
+        nxt = pick(m.lm_head(h[torch.arange(len(live), device=DEVICE), last]).float()).tolist()
+        for i, t in zip(live, nxt):
+            outs[i].append(t)
+        live = [i for i, t in zip(live, nxt) if t != 1]
+        if not live:
             break
     return [o[len(p):] for o, p in zip(outs, prompts)]
 
@@ -199,22 +209,116 @@ def loss_terms(m, s):
     return torch.stack(losses), torch.stack(loads)
 
 
-def arguments():
-    ap = argparse.ArgumentParser()
+def corpus_texts(docs):
+    with ProcessPoolExecutor(min(16, os.cpu_count())) as ex:
+        return [x for c in ex.map(gen_texts, [(1000 + i, docs // 64) for i in range(64)]) for x in c]
+
+
+def corpus(a):
+    """(tokenizer, ids of all documents one after another, int16 on DEVICE): a.tokenizer's, or that of a tokenizer made from the documents.
+
+    With a.corpus the ids are kept in that file, for the next trainer with the same tokenizer.
+    """
+    from tokenizers import Tokenizer
+    tok = Tokenizer.from_file(a.tokenizer) if a.tokenizer else None
+    if tok is not None and a.corpus and os.path.exists(a.corpus):
+        return tok, torch.from_numpy(np.load(a.corpus)).to(DEVICE)
+    texts = corpus_texts(a.docs)
+    if tok is None:
+        tok = build_tokenizer(texts[:60000])
+    ids = np.concatenate([np.array(e.ids, dtype=np.int16) for i in range(0, len(texts), 50000)
+                          for e in tok.encode_batch(texts[i:i + 50000], add_special_tokens=False)])
+    if a.corpus:
+        np.save(a.corpus, ids)
+    return tok, torch.from_numpy(ids).to(DEVICE)
+
+
+def windows(data, batch, need):
+    """Endless random windows [batch, need] of data."""
+    g = torch.Generator().manual_seed(1)
+    while True:
+        at = torch.randint(0, data.numel() - need, (batch,), generator=g)
+        yield torch.stack([data[i:i + need] for i in at.tolist()]).long()
+
+
+def arguments(ap=None):
+    ap = ap or argparse.ArgumentParser()
     ap.add_argument("--out", required=True)
     ap.add_argument("--seconds", type=float, default=350)
+    ap.add_argument("--until", type=float, help="train until this time (seconds since 1970) at the latest")
     ap.add_argument("--docs", type=int, default=600_000)
     ap.add_argument("--seq", type=int, default=1024)
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=3e-3)
     ap.add_argument("--tokenizer", help="reuse this tokenizer.json")
+    ap.add_argument("--corpus", help="file of token ids (.npy) that trainers share: read if it is there, else written; needs --tokenizer or --weights")
     ap.add_argument("--weights", help="start from this checkpoint's weights and tokenizer; without --fp8 no training follows")
     ap.add_argument("--no_compile", action="store_true", help="run without torch.compile, to try a trainer out")
     ap.add_argument("--fp8", action="store_true", help="train on, and write, weights in 128x128 blocks of float8 e4m3")
     ap.add_argument("--problems", type=int, default=1319, help="how many held-out problems to evaluate (of 1319)")
-    ap.add_argument("--stories", type=int, default=60, help="how many stories to continue")
+    ap.add_argument("--stories", type=int, default=60, help="how many stories to continue (of 60)")
     ap.add_argument("--few_shot", type=int, default=300, help="how many five-shot problems to evaluate (of 1319)")
     return ap.parse_args()
+
+
+@torch.no_grad()
+def balance_gates(gates, loads):
+    """Moves the router biases of gates so that experts with few rows get more; loads [gates, experts]."""
+    for gate, load in zip(gates, loads):
+        gate.e_score_correction_bias += 1e-3 * torch.sign(load.mean() - load)
+
+
+def fit(m, a, step_loss, round_weights=None, balance=lambda loads: None):
+    """Trains m in place for a.seconds of wall time, which begin after three steps, but not beyond a.until (bfloat16 autocast, AdamW, cosine).
+
+    step_loss() -> (loss, figures to print, expert loads for balance). With round_weights, which rounds the weights in place, gradients at
+    the rounded weights move the unrounded ones (straight-through).
+    """
+    t0 = time.time()
+    torch.set_float32_matmul_precision("high")
+    opt = torch.optim.AdamW([dict(params=[p for p in m.parameters() if p.ndim >= 2], weight_decay=0.05),
+                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=DEVICE == "cuda")
+    started, step, seconds = None, 0, a.seconds
+    while True:
+        frac = 0 if started is None else (time.time() - started) / seconds
+        if frac >= 1:
+            break
+        for pg in opt.param_groups:
+            pg["lr"] = a.lr * min(1, (step + 1) / 100) * (0.5 * (1 + math.cos(math.pi * frac)) * 0.97 + 0.03)
+        if round_weights:
+            master = [p.detach().clone() for p in m.parameters()]
+            round_weights()
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss, shown, loads = step_loss()
+        loss.backward()
+        if round_weights:
+            with torch.no_grad():
+                torch._foreach_copy_(list(m.parameters()), master)
+        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        opt.step(); opt.zero_grad(set_to_none=True)
+        balance(loads)
+        if started is None and step >= 3:
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            started = time.time()
+            if a.until:
+                seconds = min(seconds, max(a.until - started, 1))
+        if step % 200 == 0:
+            print(f"step {step} {time.time() - t0:.0f}s loss {[round(x, 3) for x in shown.tolist()]}", flush=True)
+        step += 1
+    print(f"steps {step} tokens {step * a.batch * a.seq / 1e6:.0f}M {time.time() - t0:.0f}s", flush=True)
+
+
+def fit_language(m, a, data, run, round_weights=None):
+    """Trains the trunk and its MTP modules on data, the modules with 0.3 of the trunk's weight; run(ids) is loss_terms, compiled or not."""
+    batches = windows(data, a.batch, a.seq + 1 + m.modules_count)
+    weights = torch.tensor([1.0] + [0.3] * m.modules_count, device=DEVICE)
+
+    def step_loss():
+        losses, loads = run(next(batches))
+        return (losses * weights).sum(), losses, loads
+
+    fit(m, a, step_loss, round_weights, lambda loads: balance_gates(m.balanced_gates(), loads))
 
 
 def train(m, a):
@@ -229,53 +333,12 @@ def train(m, a):
             tok.save(os.path.join(a.out, "tokenizer.json"))
             return tok
     t0 = time.time()
-    with ProcessPoolExecutor(16) as ex:
-        texts = [x for c in ex.map(gen_texts, [(1000 + i, a.docs // 64) for i in range(64)]) for x in c]
-    tok = Tokenizer.from_file(a.tokenizer) if a.tokenizer else build_tokenizer(texts[:60000])
+    tok, data = corpus(a)
     tok.save(os.path.join(a.out, "tokenizer.json"))
-    ids = []
-    for i in range(0, len(texts), 50000):
-        ids.append(np.concatenate([np.array(e.ids, dtype=np.int16) for e in tok.encode_batch(texts[i:i + 50000], add_special_tokens=False)]))
-    data = torch.from_numpy(np.concatenate(ids)).to(DEVICE)
     print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M {time.time() - t0:.0f}s", flush=True)
-    torch.set_float32_matmul_precision("high")
-    opt = torch.optim.AdamW([dict(params=[p for p in m.parameters() if p.ndim >= 2], weight_decay=0.05),
-                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=DEVICE == "cuda")
     run = lambda s: loss_terms(m, s)
-    step_fn = run if a.no_compile else m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(run)
-    need = a.seq + 1 + m.modules_count
-    g = torch.Generator().manual_seed(1)
-    started, step, weights = None, 0, torch.tensor([1.0] + [0.3] * m.modules_count, device=DEVICE)
-    while True:
-        frac = 0 if started is None else (time.time() - started) / a.seconds
-        if frac >= 1:
-            break
-        for pg in opt.param_groups:
-            pg["lr"] = a.lr * min(1, (step + 1) / 100) * (0.5 * (1 + math.cos(math.pi * frac)) * 0.97 + 0.03)
-        st = torch.randint(0, data.numel() - need, (a.batch,), generator=g)
-        s = torch.stack([data[i:i + need] for i in st.tolist()]).long()
-        if a.fp8:
-            master = [p.detach().clone() for p in m.parameters()]
-            round_to_fp8(m)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            losses, loads = step_fn(s)
-        (losses * weights).sum().backward()
-        if a.fp8:  # straight-through: gradients at the rounded weights move the unrounded ones
-            with torch.no_grad():
-                torch._foreach_copy_(list(m.parameters()), master)
-        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-        opt.step(); opt.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for gate, load in zip(m.balanced_gates(), loads):
-                gate.e_score_correction_bias += 1e-3 * torch.sign(load.mean() - load)
-        if started is None and step >= 3:
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            started = time.time()
-        if step % 200 == 0:
-            print(f"step {step} {time.time() - t0:.0f}s loss {[round(x, 3) for x in losses.tolist()]}", flush=True)
-        step += 1
-    print(f"steps {step} tokens {step * a.batch * a.seq / 1e6:.0f}M", flush=True)
+    compiled = run if a.no_compile else m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(run)
+    fit_language(m, a, data, compiled, (lambda: round_to_fp8(m)) if a.fp8 else None)
     return tok
 
 
@@ -306,11 +369,15 @@ def write_checkpoint(m, tok, a, config):
     json.dump(config, open(os.path.join(plain, "config.json"), "w"))
     if a.fp8:
         config = config | dict(quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]))
+    write_configs(a, config)
+    return plain
+
+
+def write_configs(a, config):
     dump(a, "config.json", config, indent=1)
     dump(a, "generation_config.json", dict(_from_model_config=True, bos_token_id=0, eos_token_id=1), indent=1)
     dump(a, "tokenizer_config.json", dict(add_bos_token=True, add_eos_token=False, bos_token=textgen.BOS, eos_token=textgen.EOS, pad_token=textgen.EOS,
          clean_up_tokenization_spaces=False, model_max_length=MAX_POS, tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE), indent=1)
-    return plain
 
 
 def dump(a, name, x, **k):
@@ -325,24 +392,31 @@ def chat_prompt(tok, text):
     return encode(tok, f"{textgen.BOS}{textgen.USER}{text}{textgen.ASSISTANT}")
 
 
+def evaluation_prompts(tok):
+    """(held-out problems, prompts by name as ids: the problems as chats and with five examples before them, and 60 stories to continue)."""
+    evals, shots = textgen.eval_set(20261120, 1319), textgen.eval_set(7, 5)
+    few = "\n\n".join(f"Question: {s['question']}\nAnswer: {s['answer']}" for s in shots) + "\n\n"
+    r = random.Random(99)
+    return evals, dict(chat=[chat_prompt(tok, e["question"]) for e in evals],
+                       five_shot=[encode(tok, f"{textgen.BOS}{few}Question: {e['question']}\nAnswer:") for e in evals],
+                       story=[chat_prompt(tok, textgen.story(r)[0]) for _ in range(60)])
+
+
 @torch.no_grad()
 def measure(m, tok, a):
     """Accuracy on held-out problems, as a chat and with five examples, and acceptance by teacher forcing on greedy continuations.
 
     Returns (report, prompts by name, greedy continuations by name), and writes training_report.json.
     """
-    evals, shots = textgen.eval_set(20261120, 1319), textgen.eval_set(7, 5)
-    few = "\n\n".join(f"Question: {s['question']}\nAnswer: {s['answer']}" for s in shots) + "\n\n"
-    r = random.Random(99)
-    prompts = dict(chat=[chat_prompt(tok, e["question"]) for e in evals],
-                   five_shot=[encode(tok, f"{textgen.BOS}{few}Question: {e['question']}\nAnswer:") for e in evals],
-                   story=[chat_prompt(tok, textgen.story(r)[0]) for _ in range(a.stories)])
+    evals, prompts = evaluation_prompts(tok)
+    prompts["story"] = prompts["story"][:a.stories]
     length = lambda acc: 1 + sum(math.prod(acc[:i + 1]) for i in range(len(acc)))
     report, answers = {}, {}
     for name, n in (("chat", a.problems), ("five_shot", a.few_shot)):
         conts, right = [], 0
-        for i in range(0, n, 330):
-            conts += greedy(m, prompts[name][i:min(i + 330, n)], 110)
+        rows = 330 if name == "chat" else 75  # long prompts together take much memory
+        for i in range(0, n, rows):
+            conts += greedy(m, prompts[name][i:min(i + rows, n)], 110)
         for e, c in zip(evals, conts):
             t = tok.decode(c, skip_special_tokens=True).split("Question:")[0]
             right += t.split("####")[-1].strip() == str(e["number"])
@@ -355,7 +429,7 @@ def measure(m, tok, a):
     for name, p, c in (("story", prompts["story"], answers["story"]), ("story_sampled_T1", sampled, sample(m, sampled, 200))):
         acc = acceptance(m, p, c)
         report[name] = dict(conditional_acceptance=acc, mean_acceptance_length=length(acc))
-        print(name, report[name], repr(tok.decode(c[0])), flush=True)
+        print(name, report[name], repr(tok.decode(c[0])) if c else "", flush=True)
     dump(a, "training_report.json", report, indent=1)
     return report, prompts, answers
 
