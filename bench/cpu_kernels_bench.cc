@@ -241,7 +241,7 @@ void ReportRows(ThreadPool& pool) {
 }
 
 int Main(int argc, char** argv) {
-  int threads = AvailableProcessors();
+  int threads = static_cast<int>(UsableProcessors().size());
   std::string section;
   PackedFormat format = {.dtype = DType::kBF16};  // of all products
   for (int i = 1; i + 1 < argc; i += 2) {

@@ -18,8 +18,9 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/draft/chain_drafter.h"
+#include "outrider/engine/checkpoints.h"
 #include "outrider/engine/engine_core.h"
-#include "outrider/engine/engine_plan.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/execute/step_runner.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
@@ -139,24 +140,27 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
   EngineOptions engine;
   engine.model = options.model;
   engine.dtype = DType::kBF16;
-  const EnginePlan plan(engine);
-  inside.model = LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
+  const Checkpoints checkpoints = OpenCheckpoints(engine);
+  Decisions decisions;
+  const EnginePlan plan =
+      PlanEngine(engine, checkpoints.facts, OpenDevice(engine.device).facts, decisions);
+  inside.model = LoadNetwork(checkpoints.facts.config, k, *checkpoints.model, plan.numbers.weights,
                              {{ops, inside.pool.get()},
-                              plan.dtype(),
-                              AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.row_paths())});
+                              plan.numbers.dtype,
+                              AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.form.paths)});
   EngineParts parts;
   parts.scheduler = {
       .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};
   const NetworkCache needs = inside.model->cache_needs();
-  parts.scheduler.cache = MakeCacheConfig(needs, plan.cache_numbers(), 64, 64);
+  parts.scheduler.cache = MakeCacheConfig(needs, plan.numbers.cache(), 64, 64);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
-                                           needs.layers, plan.cache_numbers());
+                                           needs.layers, plan.numbers.cache());
   if (k > 0) {
     inside.drafter = std::make_unique<ChainDrafter>(std::make_unique<MtpDraftModel>(*inside.model),
                                                     *inside.cache, ModuleDrafterOptions{.k = k});
     parts.draft_schedule = DraftSchedule(k, {});
     parts.scheduler.max_drafts = k;
-    parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();
+    parts.scheduler.tokens_ahead = inside.drafter->reach().tokens_ahead;
   }
   inside.num_slots = 1;
   parts.executor = std::make_unique<StepRunner>(std::move(inside));

@@ -12,20 +12,11 @@
 namespace outrider {
 namespace {
 
-TEST(Processors, UsableOnesAreDistinctAndCounted) {
+TEST(Processors, UsableOnesAreDistinct) {
   const std::vector<int> usable = UsableProcessors();
   ASSERT_FALSE(usable.empty());
   EXPECT_TRUE(std::is_sorted(usable.begin(), usable.end()));
   EXPECT_EQ(std::adjacent_find(usable.begin(), usable.end()), usable.end());
-  EXPECT_EQ(AvailableProcessors(), std::ssize(usable));
-}
-
-TEST(Processors, OnlyATeamThatTakesAllOfThemIsPinned) {
-  const std::vector<int> usable = UsableProcessors();
-  const int all = AvailableProcessors();
-  EXPECT_EQ(ProcessorsToPin(all), all > 1 ? usable : std::vector<int>());
-  EXPECT_TRUE(ProcessorsToPin(all + 1).empty());
-  EXPECT_TRUE(ProcessorsToPin(1).empty());
 }
 
 TEST(Processors, PagesLieOnTheNodesInTurn) {

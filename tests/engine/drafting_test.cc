@@ -1,5 +1,4 @@
 // What a user can change about drafting changes speed only.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
@@ -16,7 +15,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/engine/engine_plan.h"
+#include "outrider/engine/engine_loader.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/scenario_requests.h"
 #include "tests/networks/small_v4_model.h"
@@ -212,30 +211,6 @@ TEST(DraftingTest, APartOfTheVocabularyGivesTheSameTokens) {
   }
 }
 
-TEST(DraftingTest, ThePartOfTheVocabularyMustBeOne) {
-  const auto decision = [](const EngineOptions& options) {
-    const EnginePlan plan(options);
-    for (const Decision& d : plan.decisions()) {
-      if (d.what == "draft vocabulary") return d.value;
-    }
-    return std::string();
-  };
-  EngineOptions options;
-  options.model = TinyModelDirectory();
-  EXPECT_EQ(decision(options), "");
-  for (const int32_t size : {1, 500, 2048}) {
-    options.speculation.draft_vocab_size = size;
-    EXPECT_EQ(decision(options), fmt::format("the first {} of 2048 tokens", size));
-  }
-  for (const int32_t size : {-16, 0, 2049}) {
-    options.speculation.draft_vocab_size = size;
-    EXPECT_THROW(decision(options), Error) << size;
-  }
-  options.speculation.draft_vocab_size = 500;
-  options.speculation.method = DraftMethod::kNgram;
-  EXPECT_THROW(decision(options), Error);
-}
-
 // Drafts that are drawn with the target's noise change nothing but how many of them are right: of
 // stories, where the most likely word is often not the one that is drawn, nearly all.
 TEST(DraftingTest, DrawnDraftsAreRightMoreOften) {
@@ -261,22 +236,6 @@ TEST(DraftingTest, DrawnDraftsAreRightMoreOften) {
     }
     EXPECT_GT(accepted[1], 1.1 * accepted[0]);
   }
-}
-
-TEST(DraftingTest, DrawnDraftsNeedAModuleAndARuleThatLooksAtThem) {
-  EngineOptions options;
-  options.model = TinyModelDirectory();
-  options.speculation.probabilistic_drafts = true;
-  for (const auto method : {RejectionMethod::kMatch, RejectionMethod::kStandard}) {
-    options.speculation.rejection_sample_method = method;
-    EXPECT_NO_THROW(EnginePlan{options});
-  }
-  options.speculation.method = DraftMethod::kNgram;
-  EXPECT_THROW(EnginePlan{options}, Error);
-  options.speculation.method = DraftMethod::kMtp;
-  options.speculation.rejection_sample_method = RejectionMethod::kSynthetic;
-  options.speculation.synthetic_acceptance_length = 2;
-  EXPECT_THROW(EnginePlan{options}, Error);
 }
 
 // A config that names modules, beside files that hold none, is served without drafts: aloud.
@@ -307,7 +266,7 @@ TEST(DraftingTest, ADrafterThatTheFilesLackIsWarnedOf) {
     spdlog::set_default_logger(logger);
     EngineOptions options;
     options.model = directory.path().string();
-    const EnginePlan plan(options);
+    ExplainEngine(options);
     spdlog::set_default_logger(before);
     return log.str();
   };

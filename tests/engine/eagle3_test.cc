@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "outrider/engine/checkpoints.h"
 #include "outrider/engine/engine_loader.h"
 #include "tests/engine/test_engine.h"
 #include "tests/networks/golden_file.h"
@@ -195,7 +196,8 @@ TEST(Eagle3, LayersOfTheUserReplaceThoseOfTheConfig) {
       Eagle3Options(GoldenDirectory() / "tiny-v3-options", GoldenDirectory() / "tiny-eagle3");
   const auto taps = [&](std::vector<int32_t> ids) {
     options.speculation.eagle_aux_hidden_state_layer_ids = std::move(ids);
-    return EnginePlan(options).drafter()->taps;
+    Decisions decisions;
+    return PlanDrafts(options, OpenCheckpoints(options).facts, decisions).taps;
   };
   EXPECT_EQ(taps({}), (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(taps({1, 3}), (std::vector<int32_t>{0, 2}));

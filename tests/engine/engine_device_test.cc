@@ -1,188 +1,25 @@
-// What a device does not run is refused at the start, in one line that says what would run.
+// Which device an engine runs on, with its operations and facts.
 #include "outrider/engine/engine_device.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <functional>
-#include <iterator>
-#include <string>
-
+#include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
-#include "tests/networks/loaded_model.h"
-#include "tests/source_directory.h"
+#include "outrider/kernels/kernel_table.h"
 
 namespace outrider {
 namespace {
 
-std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& change) {
-  EngineOptions options;
-  DevicePlan plan = {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3};
-  change(options, plan);
-  try {
-    CheckRunsOnDevice(options, ReadModelConfig(TinyModelDirectory()), plan);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-TEST(EngineDevice, TheProcessorRunsEverything) {
-  EXPECT_EQ(RefusalOf([](EngineOptions& options, DevicePlan& plan) {
-              plan.device = DeviceKind::kCpu;
-              options.block_size = 7;
-              plan.dtype = DType::kF32;
-              plan.form = KvCacheForm::kHeads;
-            }),
-            "");
+TEST(EngineDevice, TheOperationsOfAProcessorBelongToNobody) {
   EXPECT_EQ(MakeDeviceOps(DeviceKind::kCpu), nullptr);
-}
-
-TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
-  using testing::HasSubstr;
-  EXPECT_EQ(RefusalOf([](EngineOptions&, DevicePlan&) {}), "");
-  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.dtype = DType::kF32; }),
-              HasSubstr("--dtype float32: use bfloat16, or --device cpu"));
-  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.kv_dtype = DType::kF32; }),
-              HasSubstr("--kv-cache-dtype float32: use bfloat16 or fp8"));
-  EXPECT_EQ(RefusalOf([](EngineOptions&, DevicePlan& p) { p.kv_dtype = DType::kF8E4M3; }), "");
-  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.form = KvCacheForm::kHeads; }),
-              HasSubstr("--kv-cache-form heads: use latent"));
-  EXPECT_THAT(
-      RefusalOf([](EngineOptions& o, DevicePlan&) { o.quantization = WeightQuantization::kInt8; }),
-      HasSubstr("--quantization int8: use none"));
-  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) {
-                o.attention_backend = AttentionBackend::kUniformPad;
-              }),
-              HasSubstr("--attention-backend uniform-pad: use ragged"));
-  ModelConfig drafter = ReadModelConfig(TinyEagle3Directory());
-  EXPECT_EQ(RefusalOf([&](EngineOptions&, DevicePlan& p) { p.drafter = &drafter; }), "");
-  std::get<MlaSpec>(drafter.layers.front().attention).heads = 4;
-  EXPECT_THAT(RefusalOf([&](EngineOptions&, DevicePlan& p) { p.drafter = &drafter; }),
-              HasSubstr("an EAGLE-3 drafter whose num_attention_heads is not the target's"));
-  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.block_size = 100; }),
-              HasSubstr("--block-size 100: use 16, 32, 64 or 256"));
-  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.max_num_seqs = 4097; }),
-              HasSubstr("up to 4096"));
-  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan& p) {
-                o.max_num_seqs = 4096;
-                p.drafts = 4;
-              }),
-              HasSubstr("1 + drafts) = 20480: use up to 16384"));
-}
-
-/// What the GPU says of the tiny DeepSeek-V3 after a change of its config.
-std::string RefusalOfNetwork(const std::function<void(ModelConfig&)>& change) {
-  ModelConfig config = ReadModelConfig(TinyModelDirectory());
-  change(config);
-  EngineOptions options;
-  try {
-    CheckRunsOnDevice(options, config, {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3});
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// The same of its attention, in all layers.
-std::string RefusalOfAttention(const std::function<void(MlaSpec&)>& change) {
-  return RefusalOfNetwork([&](ModelConfig& c) {
-    for (LayerSpec& layer : c.layers) change(std::get<MlaSpec>(layer.attention));
-    change(std::get<MlaSpec>(c.mtp_layer.attention));
-  });
-}
-
-/// And of its mixtures of experts.
-std::string RefusalOfExperts(const std::function<void(MoeSpec&)>& change) {
-  return RefusalOfNetwork([&](ModelConfig& c) { change(std::get<MoeSpec>(c.layers[1].mlp)); });
-}
-
-TEST(EngineDevice, TheGpuSaysWhichNetworksItDoesNotRun) {
-  using testing::HasSubstr;
-  const auto lacks = [](const char* what) {
-    return HasSubstr(fmt::format("does not run on the GPU, which lacks: {}", what));
-  };
-  EXPECT_EQ(RefusalOfNetwork([](ModelConfig&) {}), "");
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.latent = 256; }),
-              HasSubstr("deepseek_v3 with kv_lora_rank = 256 does not run on the GPU: the kernels "
-                        "take 512; --device cpu runs it"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.rope = 32; }),
-              HasSubstr("qk_rope_head_dim = 32"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.heads = 129; }),
-              HasSubstr("num_attention_heads = 129"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.nope = 100; }),
-              HasSubstr("qk_nope_head_dim = 100"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.value = 320; }), HasSubstr("v_head_dim = 320"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.q_lora = 4096; }),
-              HasSubstr("q_lora_rank = 4096"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.indexer.emplace(); }),
-              lacks("attention to tokens that an indexer chooses"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.hidden_size = 8200; }),
-              HasSubstr("hidden_size = 8200"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.vocab_size = 400'001; }),
-              HasSubstr("vocab_size = 400001"));
-  EXPECT_THAT(
-      RefusalOfNetwork([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 16; }),
-      lacks("latent attention of more than one shape"));
-  const GqaSpec gqa = {.heads = 128, .kv_heads = 2, .head_dim = 128};
-  EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
-                c.layers[1].attention = gqa;
-                c.layers[1].rotary.dims = 64;
-              }),
-              lacks("attention of more than one kind"));
-  EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
-                c.layers[0].attention = gqa;
-                std::get<GqaSpec>(c.layers[0].attention).head_dim = 64;
-              }),
-              HasSubstr("head_dim = 64"));
-  EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
-                c.layers[0].attention = gqa;
-                std::get<GqaSpec>(c.layers[0].attention).kv_heads = 1;
-              }),
-              HasSubstr("query heads for each key head = 128"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].attention = CompressedSpec(); }),
-              lacks("attention to compressed entries"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].residual.streams = 4; }),
-              lacks("hyper-connections"));
-  EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.experts = 12; }),
-              HasSubstr("n_routed_experts = 12"));
-  EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.shared_width = 204; }),
-              HasSubstr("width of the shared experts = 204"));
-  EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.top_k = 33; }),
-              HasSubstr("experts of a token, the shared ones included = "));
-  EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.method = RouterMethod::kTokenTable; }),
-              lacks("experts by token"));
-  EXPECT_THAT(
-      RefusalOfExperts([](MoeSpec& m) { m.router.scoring = RouterScoring::kSqrtSoftplus; }),
-      HasSubstr("scoring_func = sqrtsoftplus does not run on the GPU: the kernels take softmax or "
-                "sigmoid"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.dspark.emplace(); }),
-              lacks("a drafter of blocks"));
-}
-
-// docs/gpu.md holds the rules between two marks. With OUTRIDER_UPDATE_DOCS=1 this test writes them
-// anew instead of comparing.
-TEST(EngineDevice, TheDocumentedTableIsMadeOfTheRules) {
-  const std::string path = SourceDirectory() / "docs/gpu.md";
-  std::ifstream in(path);
-  std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const std::string begin = "<!-- support: made from the rules -->\n";
-  const size_t first = page.find(begin);
-  const size_t last = page.find("<!-- end of support -->");
-  ASSERT_NE(first, std::string::npos);
-  ASSERT_NE(last, std::string::npos);
-  const size_t start = first + begin.size();
-  const std::string table = "\n" + GpuSupportTable() + "\n";
-  if (std::getenv("OUTRIDER_UPDATE_DOCS") != nullptr) {
-    page.replace(start, last - start, table);
-    std::ofstream(path) << page;
-    return;
-  }
-  EXPECT_EQ(page.substr(start, last - start), table)
-      << path << " is out of date; run: OUTRIDER_UPDATE_DOCS=1 engine_test "
-      << "--gtest_filter='EngineDevice.*'";
+  const OpenedDevice opened = OpenDevice(DeviceKind::kCpu);
+  EXPECT_EQ(opened.own_ops, nullptr);
+  EXPECT_EQ(opened.facts.chosen.kind, DeviceKind::kCpu);
+  EXPECT_EQ(opened.facts.kernels, opened.ops->name());
+  EXPECT_EQ(opened.facts.activation_type, opened.ops->activation_type());
+  EXPECT_EQ(opened.facts.max_fp8_weights_as_bf16, GetKernels(SelectIsa()).max_fp8_weights_as_bf16);
+  EXPECT_FALSE(opened.facts.processors.empty());
 }
 
 #ifdef OUTRIDER_ENGINE_CUDA

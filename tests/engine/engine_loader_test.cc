@@ -57,34 +57,6 @@ TEST(EngineLoader, ServesATiktokenModel) {
             nullptr);
 }
 
-TEST(EngineLoader, RowsThatChooseTheirTokensHaveOneForm) {
-  EngineOptions options;
-  options.model = SourceDirectory() / "tests/golden/tiny-v32";
-  options.num_threads = 1;
-  const auto explained = [&] {
-    std::string all;
-    try {
-      for (const Decision& d : ExplainEngine(options).decisions)
-        all += d.value + "; " + d.why + '\n';
-    } catch (const Error& error) {
-      all = error.what();
-    }
-    return all;
-  };
-  EXPECT_NE(explained().find("latent; entries of 48 numbers, and an index key of 24"),
-            std::string::npos);
-  EXPECT_NE(explained().find("the 8 tokens that an indexer chooses"), std::string::npos);
-  options.kv_cache_form = KvCacheForm::kLatent;
-  EXPECT_NE(explained().find("latent; entries of 48"), std::string::npos);
-  options.kv_cache_form = KvCacheForm::kHeads;
-  EXPECT_NE(explained().find("leave --kv-cache-form and --attention-backend out"),
-            std::string::npos);
-  options.kv_cache_form.reset();
-  options.attention_backend = AttentionBackend::kSingle;
-  EXPECT_NE(explained().find("leave --kv-cache-form and --attention-backend out"),
-            std::string::npos);
-}
-
 // On a processor `outrider explain` says of every network whether a GPU runs it.
 TEST(EngineLoader, ExplainsWhatAGpuWouldSay) {
   const auto on_a_gpu = [](const std::filesystem::path& model) {

@@ -175,7 +175,7 @@ class EntryCheckingExecutor : public Executor {
     config.num_pages = 0;
     std::vector<std::vector<int32_t>> fresh_tables;
     for (const CacheGroupSpec& group : config.groups) {
-      const int32_t blocks = group.BlocksBefore(slot.computed + drafter_.lookahead());
+      const int32_t blocks = group.BlocksBefore(slot.computed + drafter_.reach().lookahead);
       std::vector<int32_t>& table = fresh_tables.emplace_back(static_cast<size_t>(blocks));
       std::iota(table.begin(), table.end(), config.num_pages);
       config.num_pages += blocks;
@@ -221,7 +221,7 @@ class EntryCheckingExecutor : public Executor {
         const int32_t page = tables.blocks(g)[block];
         if (page == CacheTables::kNoPage) {
           // No later row may read it, nor one that a drafter runs again.
-          const int32_t first_row = std::max(0, slot.computed - drafter_.rerun_tokens());
+          const int32_t first_row = std::max(0, slot.computed - drafter_.reach().rerun_tokens);
           ASSERT_LT(p, group.FirstTokenRead(first_row));
           ++counts_->freed;
           continue;

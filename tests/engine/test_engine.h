@@ -207,15 +207,16 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   CacheConfig cache = TestCacheConfig(options);
   EngineParts parts;
   parts.tokenizer = tokenizer;
-  if (inside.drafter) cache.rerun_tokens = inside.drafter->rerun_tokens();
+  const DrafterReach reach = inside.drafter ? inside.drafter->reach() : DrafterReach();
+  cache.rerun_tokens = reach.rerun_tokens;
   parts.scheduler = {
       .cache = std::move(cache),
       .max_num_seqs = options.max_num_seqs,
       .max_num_batched_tokens = options.max_num_batched_tokens,
       .max_model_len = options.max_model_len,
       .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
-      .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
-      .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
+      .lookahead_tokens = reach.lookahead,
+      .tokens_ahead = reach.tokens_ahead,
       .publish_answers = options.fast_prefix || options.cache_form == KvCacheForm::kHeads};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   std::vector<Drafter*> drafters;  // the executor's

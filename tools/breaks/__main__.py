@@ -3,7 +3,8 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, small, sharing, states, hopper
+                                            formats, sparse, small, sharing, states, plans,
+                                            hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -33,6 +34,7 @@ import caches
 import eagle3
 import formats
 import hopper
+import plans
 import server
 import sharing
 import small
@@ -52,7 +54,7 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test",
                      "sparse_cuda_ops_test"), "ops/cuda"),
     "families_test": "networks/cuda",
-    "running_state_test": "engine",
+    **dict.fromkeys(("plan_test", "running_state_test"), "engine"),
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
@@ -64,7 +66,8 @@ INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the o
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "small": small, "sharing": sharing, "states": states, "hopper": hopper}
+         "small": small, "sharing": sharing, "states": states, "plans": plans,
+         "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 

@@ -46,14 +46,6 @@ std::vector<int> UsableProcessors() {
   return processors;
 }
 
-int AvailableProcessors() { return static_cast<int>(UsableProcessors().size()); }
-
-std::vector<int> ProcessorsToPin(int threads) {
-  std::vector<int> processors = UsableProcessors();
-  if (threads < 2 || std::ssize(processors) != threads) processors.clear();
-  return processors;
-}
-
 bool PinThread(std::thread& thread, int processor) {
   if (processor < 0 || processor >= CPU_SETSIZE) return false;
   cpu_set_t set;

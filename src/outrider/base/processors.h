@@ -10,13 +10,6 @@ namespace outrider {
 /// Numbers of the processors this process may run on, ascending; at least one.
 std::vector<int> UsableProcessors();
 
-/// How many those are.
-int AvailableProcessors();
-
-/// One of them for each of `threads` compute threads, when they are just as many; else none, since
-/// some must be left for somebody else, or shared.
-std::vector<int> ProcessorsToPin(int threads);
-
 /// Binds a thread to one processor. False when the system refuses.
 bool PinThread(std::thread& thread, int processor);
 

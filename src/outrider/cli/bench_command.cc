@@ -11,12 +11,14 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
+#include "outrider/base/processors.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/interrupt.h"
 #include "outrider/cli/server_options.h"
 #include "outrider/engine/engine_thread.h"
+#include "outrider/engine/plan/rank_plan.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/measure/bench_load.h"
 #include "outrider/measure/bench_report.h"
@@ -175,7 +177,7 @@ void Print(const std::string& table, const std::string& json, const std::string&
 int RunBenchKernels(const Settings& settings) {
   CheckCanWrite(settings.bench.json);
   const Isa isa = SelectIsa();
-  const ComputeThreads threads = ComputeThreadsOf(settings.engine);
+  const ComputeThreads threads = PlanThreads(settings.engine, UsableProcessors());
   ThreadPool pool(threads.count, threads.processors);
   KernelReport report = MeasureKernels(isa, pool, [](const KernelFigure& figure) {
     PrintLine(spdlog::level::info, fmt::format("{}: {:.2f}", figure.name, figure.ratio));
@@ -200,7 +202,7 @@ int RunBench(const Settings& settings, Command command) {
   report.output_len = bench.output_len;
   report.temperature = bench.temperature;
   report.cpu = CpuName();
-  report.num_threads = ComputeThreadsOf(engine).count;
+  report.num_threads = PlanThreads(engine, UsableProcessors()).count;
   report.ranks = engine.tensor_parallel_size;
   report.compares_outputs = engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
   report.draft_length_varies = engine.speculation.DraftLengthVaries();

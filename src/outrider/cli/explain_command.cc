@@ -4,6 +4,7 @@
 #include "outrider/cli/explain_batch.h"
 #include "outrider/cli/explain_report.h"
 #include "outrider/engine/engine_loader.h"
+#include "outrider/engine/plan/check_options.h"
 
 namespace outrider::cli {
 

@@ -32,9 +32,8 @@ class BlockDrafter : public Drafter {
   int32_t max_drafts() const override { return options_.k; }
   std::span<const int32_t> taps() const override { return model_->taps(); }
   double busy_seconds() const override { return model_->busy_seconds(); }
-  int32_t lookahead() const override { return model_->block_size(); }
-  int32_t rerun_tokens() const override { return 0; }
-  int32_t tokens_ahead() const override { return 0; }
+  DrafterReach reach() const override { return ReachOf(model_->block_size()); }
+  static DrafterReach ReachOf(int32_t block_size) { return {.lookahead = block_size}; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
   void Reset(int32_t, int32_t) override {}

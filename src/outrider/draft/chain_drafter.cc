@@ -7,9 +7,8 @@ namespace outrider {
 
 ChainDrafter::ChainDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                            const ModuleDrafterOptions& options)
-    : ModuleDrafter(
-          std::move(model), cache, options, /*num_modules=*/options.k,
-          /*rerun_tokens=*/options.form == DraftForm::kPadded ? options.k : options.k - 1),
+    : ModuleDrafter(std::move(model), cache, options, /*num_modules=*/options.k,
+                    ReachOf(options.k, options.form)),
       rows_(this->model(), cache.config().groups),
       hidden_(this->model()),
       begun_rows_(this->model(), cache.config().groups),

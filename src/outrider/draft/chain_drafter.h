@@ -26,7 +26,9 @@ class ChainDrafter : public ModuleDrafter {
   ChainDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                const ModuleDrafterOptions& options);
 
-  int32_t lookahead() const override { return 0; }
+  static DrafterReach ReachOf(int32_t k, DraftForm form) {
+    return {.rerun_tokens = form == DraftForm::kPadded ? k : k - 1, .tokens_ahead = k};
+  }
 
  private:
   DraftWindow WindowOf(const DraftRequest& request, int32_t depth) const;

@@ -25,6 +25,17 @@ enum class KeptRows : uint8_t {
   kLast,  // the last few of each slot: all modules run after every step
 };
 
+/// Which positions of the cache a drafter touches beside the rows of a step.
+struct DrafterReach {
+  /// Beyond the frontier: Propose writes them.
+  int32_t lookahead = 0;
+  /// Before the first new row: Propose may run them again, and they read their windows.
+  int32_t rerun_tokens = 0;
+  /// How many tokens after a position its cached entries depend on. Once these tokens are known,
+  /// the entries are final, and requests with the same tokens can share them.
+  int32_t tokens_ahead = 0;
+};
+
 /// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
 /// positions first_position .. frontier, and after them those of rejected drafts.
 struct DraftRequest {
@@ -57,8 +68,7 @@ class Drafter {
   /// output.
   virtual std::span<const int32_t> taps() const { return {}; }
 
-  /// Positions beyond the frontier that Propose writes to the cache.
-  virtual int32_t lookahead() const = 0;
+  virtual DrafterReach reach() const = 0;
 
   /// Begins Propose before the host knows which drafts of a step were right, if it returns true;
   /// the device knows it (VerifyPlaces). Requests are as if all of their drafts were right, with
@@ -92,13 +102,6 @@ class Drafter {
   /// What steps take, once it is known (MeasureStepTimes): a drafter may leave out drafts that do
   /// not pay.
   virtual void SetStepTimes(const StepTimes& /*times*/) {}
-
-  /// Positions before the first new row that Propose may run again. They read their windows.
-  virtual int32_t rerun_tokens() const = 0;
-
-  /// How many tokens after a position its cached entries depend on. Once these tokens are known,
-  /// the entries are final, and requests with the same tokens can share them.
-  virtual int32_t tokens_ahead() const = 0;
 
   /// A slot has a new request, or the same one again after a preemption. Its blocks below position
   /// `computed` come from the prefix cache, whole. They hold the target's entries, and those of the

@@ -9,14 +9,14 @@ namespace outrider {
 
 ModuleDrafter::ModuleDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                              const ModuleDrafterOptions& options, int32_t num_modules,
-                             int32_t rerun_tokens)
+                             const DrafterReach& reach)
     : model_(std::move(model)),
       cache_(cache),
       options_(options),
       num_modules_(num_modules),
-      rerun_tokens_(rerun_tokens),
+      reach_(reach),
       slots_(static_cast<size_t>(options.num_slots)),
-      target_rows_(*model_, cache, options.kept_rows, options.num_slots, rerun_tokens),
+      target_rows_(*model_, cache, options.kept_rows, options.num_slots, reach.rerun_tokens),
       no_rows_(model_->device().ops.MakeStepInputs()) {
   OUTRIDER_CHECK(options.k >= 1);
   OUTRIDER_CHECK(num_modules >= 1 && num_modules <= model_->num_modules());

@@ -37,8 +37,7 @@ class ModuleDrafter : public Drafter {
   std::span<const int32_t> taps() const override { return model_->taps(); }
   double busy_seconds() const override { return model_->busy_seconds(); }
   ReplayCounts replay_counts() const override { return model_->replay_counts(); }
-  int32_t rerun_tokens() const override { return rerun_tokens_; }
-  int32_t tokens_ahead() const override { return num_modules_; }
+  DrafterReach reach() const override { return reach_; }
   bool Begin(std::span<const DraftRequest> requests, int32_t depth, Tensor target) override;
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
@@ -50,9 +49,10 @@ class ModuleDrafter : public Drafter {
   }
 
  protected:
-  /// Runs the first `num_modules` modules of the model. rerun_tokens: see Drafter.
+  /// Runs the first `num_modules` modules of the model.
   ModuleDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
-                const ModuleDrafterOptions& options, int32_t num_modules, int32_t rerun_tokens);
+                const ModuleDrafterOptions& options, int32_t num_modules,
+                const DrafterReach& reach);
 
   struct SlotState {
     int32_t first = 0;            // positions below came from the prefix cache
@@ -145,7 +145,7 @@ class ModuleDrafter : public Drafter {
   KvCache& cache_;
   ModuleDrafterOptions options_;
   int32_t num_modules_;
-  int32_t rerun_tokens_;
+  DrafterReach reach_;
   std::vector<SlotState> slots_;
   TargetHiddenRows target_rows_;
   DraftSampler sampler_;

@@ -13,9 +13,7 @@ class NgramDrafter : public Drafter {
   NgramDrafter(int32_t k, int32_t min_match, int32_t max_match);
 
   int32_t max_drafts() const override { return k_; }
-  int32_t lookahead() const override { return 0; }
-  int32_t rerun_tokens() const override { return 0; }
-  int32_t tokens_ahead() const override { return 0; }
+  DrafterReach reach() const override { return {}; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
   void Reset(int32_t, int32_t) override {}

@@ -7,7 +7,7 @@ namespace outrider {
 
 RepeatedDrafter::RepeatedDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                                  const ModuleDrafterOptions& options)
-    : ModuleDrafter(std::move(model), cache, options, /*num_modules=*/1, /*rerun_tokens=*/0),
+    : ModuleDrafter(std::move(model), cache, options, /*num_modules=*/1, ReachOf(options.k)),
       first_rows_(this->model(), cache.config().groups),
       next_rows_(this->model(), cache.config().groups),
       hidden_(this->model()),

@@ -23,7 +23,7 @@ class RepeatedDrafter : public ModuleDrafter {
   RepeatedDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                   const ModuleDrafterOptions& options);
 
-  int32_t lookahead() const override { return options().k - 1; }
+  static DrafterReach ReachOf(int32_t k) { return {.lookahead = k - 1, .tokens_ahead = 1}; }
 
  private:
   void RunPass(const Pass& pass) override;

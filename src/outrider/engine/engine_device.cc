@@ -1,11 +1,10 @@
 #include "outrider/engine/engine_device.h"
 
-#include <algorithm>
-#include <string_view>
-#include <variant>
-
+#include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
-#include "outrider/ops/cuda/hopper_support.h"
+#include "outrider/base/processors.h"
+#include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
@@ -15,26 +14,6 @@ namespace outrider {
 
 namespace {
 
-bool HasLatents(const AskedOptions& asked) {
-  return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
-}
-
-bool HasIndexer(const AskedOptions& asked) {
-  const auto* mla = std::get_if<MlaSpec>(&asked.config.layer(0).attention);
-  return mla != nullptr && mla->indexer;
-}
-
-std::optional<Asked> Name(std::string_view name) { return Asked(name); }
-
-/// Tokens a page of the cache group with the fewest that are no multiple of 8.
-std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
-  if (HasLatents(asked)) return std::nullopt;
-  for (const CacheGroupSpec& group : asked.plan.cache_groups) {
-    if (group.tokens_per_block % 8 != 0) return Asked(int64_t{group.tokens_per_block});
-  }
-  return std::nullopt;
-}
-
 #ifndef OUTRIDER_ENGINE_CUDA
 constexpr const char* kNoKernels =
     "this build has no kernels for GPUs: build with -DOUTRIDER_CUDA=ON, nvcc 13 and cuDNN's "
@@ -43,74 +22,6 @@ constexpr const char* kNoKernels =
 #endif
 
 }  // namespace
-
-namespace {
-
-/// The type of the cache as the flag names it.
-std::string_view CacheTypeName(const AskedOptions& asked) {
-  return asked.plan.kv_dtype == DType::kF8E4M3 ? "fp8" : DTypeName(asked.plan.kv_dtype);
-}
-
-std::vector<Rule<AskedOptions>> MakeOptionRules() {
-  std::vector<Rule<AskedOptions>> rules = {
-      {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.dtype)); },
-       Taken::Names({"bfloat16"})},
-      {"--kv-cache-dtype", [](const AskedOptions& a) { return Name(CacheTypeName(a)); },
-       Taken::Names({"bfloat16", "fp8"})},
-      {"--kv-cache-form",
-       [](const AskedOptions& a) {
-         return HasLatents(a) ? Name(KvCacheFormName(a.plan.form)) : std::nullopt;
-       },
-       Taken::Names({"latent"}), "of latent attention"},
-      {"--quantization",
-       [](const AskedOptions& a) {
-         return Name(a.options.quantization == WeightQuantization::kInt8 ? "int8" : "none");
-       },
-       Taken::Names({"none"})},
-      {"--attention-backend",
-       [](const AskedOptions& a) {
-         return Name(AttentionBackendName(a.options.attention_backend));
-       },
-       Taken::Names({"ragged"})},
-      {"--block-size",
-       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.block_size}); },
-       Taken::Numbers({16, 32, 64, 256})},
-      {"tokens a page of a cache group (--block-size)", OddTokensPerPage, Taken::Multiples(8),
-       "of grouped-query attention"},
-      {"--max-num-seqs",
-       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
-       Taken::UpTo(cuda::kMostRequests)},
-      {"rows of a step (--max-num-batched-tokens, --max-num-seqs times 1 + drafts)",
-       [](const AskedOptions& a) {
-         const int64_t seqs = a.options.max_num_seqs;
-         return std::optional<Asked>(
-             std::max<int64_t>(a.plan.batched_tokens, seqs * (1 + a.plan.drafts)));
-       },
-       Taken::UpTo(cuda::kMostRows)},
-  };
-  if (cuda::kHopperRunsIndexers) {
-    rules.push_back({"--kv-cache-dtype",
-                     [](const AskedOptions& a) -> std::optional<Asked> {
-                       if (!HasIndexer(a)) return std::nullopt;
-                       return Name(CacheTypeName(a));
-                     },
-                     Taken::Names({"bfloat16"}), "of networks with an indexer"});
-  }
-  return rules;
-}
-
-}  // namespace
-
-std::span<const Rule<AskedOptions>> GpuOptionRules() {
-  static const std::vector<Rule<AskedOptions>> rules = MakeOptionRules();
-  return rules;
-}
-
-std::string GpuSupportTable() {
-  return "| asked for | on the GPU |\n|---|---|\n" + SupportTable(cuda::HopperLayerRules()) +
-         SupportTable(cuda::HopperNetworkRules()) + SupportTable(cuda::HopperModelRules()) +
-         SupportTable(GpuOptionRules());
-}
 
 ChosenDevice ChooseDevice(DeviceKind wanted) {
   if (wanted == DeviceKind::kCpu) return {DeviceKind::kCpu, "--device cpu"};
@@ -127,18 +38,6 @@ ChosenDevice ChooseDevice(DeviceKind wanted) {
 #endif
 }
 
-void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
-                       const DevicePlan& plan) {
-  if (plan.device == DeviceKind::kCpu) return;
-  cuda::CheckRunsOnHopper(
-      {.config = config, .num_mtp_modules = plan.modules, .drafter = plan.drafter});
-  const AskedOptions asked = {options, config, plan};
-  if (const std::optional<Lack> lack = Supports(GpuOptionRules(), asked)) {
-    throw InvalidArgument("the GPU does not run {}: use {}, or --device cpu", lack->what,
-                          lack->takes);
-  }
-}
-
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
   OUTRIDER_CHECK(device != DeviceKind::kAuto);
   if (device == DeviceKind::kCpu) return nullptr;
@@ -147,6 +46,23 @@ std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
 #else
   throw InvalidArgument("--device cuda: {}; or use --device cpu", kNoKernels);
 #endif
+}
+
+OpenedDevice OpenDevice(DeviceKind wanted) {
+  const KernelTable& kernels = GetKernels(SelectIsa());
+  OpenedDevice opened;
+  opened.facts.chosen = ChooseDevice(wanted);
+  opened.own_ops = MakeDeviceOps(opened.facts.chosen.kind);
+  opened.ops = opened.own_ops ? opened.own_ops.get() : &cpu::GetCpuOps(SelectIsa());
+  opened.facts.kernels = kernels.name;
+  opened.facts.best_isa = IsaName(DetectIsa());
+  opened.facts.max_fp8_weights_as_bf16 = kernels.max_fp8_weights_as_bf16;
+  opened.facts.activation_type = opened.ops->activation_type();
+  opened.facts.memory = opened.ops->memory();
+  opened.facts.host_memory = AvailableHostMemory();
+  opened.facts.processors = UsableProcessors();
+  opened.facts.memory_nodes = UsableMemoryNodes().size();
+  return opened;
 }
 
 }  // namespace outrider

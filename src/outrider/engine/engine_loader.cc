@@ -4,8 +4,13 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
+#include "outrider/engine/checkpoints.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/engine/executor_maker.h"
+#include "outrider/engine/host_fit.h"
+#include "outrider/engine/plan/check_options.h"
 #include "outrider/text/token_id_encoder.h"
 #include "outrider/text/tokenizer_config.h"
 
@@ -34,6 +39,87 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
       loaded.config.eos_token_ids);
 }
 
+/// What is decided before weights are read.
+struct PlannedEngine {
+  OpenedDevice device;
+  Checkpoints checkpoints;
+  EnginePlan plan;
+  Decisions decisions;  // of the plan
+  MeasuredWeights weights;
+  // Of the KV cache; in the memory of a GPU that it fills, by estimate.
+  std::optional<GpuBudget> gpu;
+  SchedulerConfig scheduler;
+  Decisions cache_decisions;
+  std::optional<HostFit> host_fit;  // nothing: a GPU's memory counts, or the system does not tell
+};
+
+/// gpu: of a GPU that the cache fills.
+void PlanPages(const EngineOptions& options, const ModelConfig& config,
+               const std::optional<GpuBudget>& gpu, PlannedEngine& planned) {
+  planned.gpu = gpu;
+  planned.cache_decisions.clear();
+  planned.scheduler =
+      PlanCache(options, config, planned.plan,
+                MemoryOfCache(options, gpu, planned.weights.first_rank()), planned.cache_decisions);
+}
+
+MemoryReport MemoryOf(const PlannedEngine& planned) {
+  return ReportMemory(planned.plan, planned.scheduler, planned.weights, planned.gpu);
+}
+
+/// On a processor: whether weights and cache fit into its memory.
+std::optional<HostFit> FitInHost(const EngineOptions& options, const PlannedEngine& planned) {
+  const EnginePlan& plan = planned.plan;
+  const std::optional<HostMemory>& available = planned.device.facts.host_memory;
+  if (plan.device != DeviceKind::kCpu || !available) return std::nullopt;
+  const MemoryReport memory = MemoryOf(planned);
+  HostNeed need = {.weights = planned.weights.all_ranks(),
+                   .kv_cache = plan.ranks * (memory.kv_cache_bytes + memory.kept_row_bytes)};
+  HostFit fit = FitInHost(need, *available);
+  if (fit.fits || options.quantization != WeightQuantization::kNone) return fit;
+  WeightForm int8 = plan.numbers.weights;
+  int8.quantization = WeightQuantization::kInt8;
+  need.int8_weights =
+      MeasureWeights(*planned.device.ops, planned.checkpoints, plan, int8).all_ranks();
+  return FitInHost(need, *available);
+}
+
+PlannedEngine Plan(const EngineOptions& options) {
+  CheckOptions(options);
+  PlannedEngine planned;
+  planned.device = OpenDevice(options.device);
+  planned.checkpoints = OpenCheckpoints(options);
+  const DeviceFacts& device = planned.device.facts;
+  const ModelFacts& model = planned.checkpoints.facts;
+  planned.plan = PlanEngine(options, model, device, planned.decisions);
+  const EnginePlan& plan = planned.plan;
+  if (!plan.drafts.warning.empty()) spdlog::warn("{}", plan.drafts.warning);
+  planned.weights =
+      MeasureWeights(*planned.device.ops, planned.checkpoints, plan, plan.numbers.weights);
+  std::optional<GpuBudget> gpu;
+  if (FillsGpu(options, plan.device)) {
+    gpu = EstimateGpu(options, device.memory, planned.weights.first_rank());
+  }
+  PlanPages(options, model.config, gpu, planned);
+  planned.host_fit = FitInHost(options, planned);
+  return planned;
+}
+
+void Describe(const PlannedEngine& planned, LoadedEngine& loaded) {
+  const EnginePlan& plan = planned.plan;
+  loaded.memory = MemoryOf(planned);
+  loaded.decisions = planned.decisions;
+  loaded.decisions.insert(loaded.decisions.end(), planned.cache_decisions.begin(),
+                          planned.cache_decisions.end());
+  if (const auto& fit = planned.host_fit) {
+    loaded.decisions.push_back({"memory", fit->fits ? "fits" : "DOES NOT FIT", fit->text});
+  }
+  loaded.num_speculative_tokens = plan.drafts.k;
+  loaded.kv_cache_form = plan.form.cache;
+  loaded.row_paths = plan.form.paths;
+  loaded.kernels = planned.device.ops->name();
+}
+
 }  // namespace
 
 std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options) {
@@ -44,64 +130,57 @@ std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options) {
 }
 
 LoadedEngine ExplainEngine(const EngineOptions& options) {
-  const EnginePlan plan(options);
+  const PlannedEngine planned = Plan(options);
   LoadedEngine loaded;
-  loaded.config = plan.config();
-  loaded.decisions = plan.decisions();
-  loaded.num_speculative_tokens = plan.k();
-  loaded.kv_cache_form = plan.kv_cache_form();
-  loaded.row_paths = plan.row_paths();
-  loaded.kernels = plan.ops().name();
-  loaded.memory = plan.Memory();
+  loaded.config = planned.checkpoints.facts.config;
+  Describe(planned, loaded);
   return loaded;
 }
 
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured) {
-  auto maker = std::make_unique<ExecutorMaker>(options);
-  EnginePlan& plan = maker->plan();
+  PlannedEngine planned = Plan(options);
+  if (planned.host_fit && !planned.host_fit->fits) {
+    throw InvalidArgument("{} does not fit into memory: {}", options.model, planned.host_fit->text);
+  }
+  const EnginePlan& plan = planned.plan;
+  const Ops& ops = *planned.device.ops;
   LoadedEngine loaded;
-  loaded.config = plan.config();
-  loaded.num_speculative_tokens = plan.k();
-  loaded.kv_cache_form = plan.kv_cache_form();
-  loaded.row_paths = plan.row_paths();
-  loaded.kernels = plan.ops().name();
+  loaded.config = planned.checkpoints.facts.config;
   LoadText(options, loaded);
 
-  const Ops& ops = plan.ops();
-  maker->ReadWeights(progress);
-  maker->WarmUpDevice();
-  if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
-  loaded.decisions = plan.decisions();
-  loaded.memory = plan.Memory();
-  plan.CloseCheckpoints();
+  auto maker = std::make_unique<ExecutorMaker>(options, plan, ops, std::move(planned.checkpoints));
+  maker->ReadWeights(std::move(planned.device.own_ops), progress);
+  maker->WarmUpDevice(planned.scheduler);
+  if (FillsGpu(options, plan.device)) {
+    PlanPages(options, loaded.config,
+              MeasureGpu(options, ops.memory(), planned.weights.first_rank()), planned);
+  }
+  Describe(planned, loaded);
+  maker->MakeCaches(planned.scheduler.cache);
+  const int32_t k = plan.drafts.k;
   EngineParts parts;
-  parts.scheduler = plan.scheduler();
+  parts.scheduler = planned.scheduler;
   parts.executor = maker->Make();
-  if (const Drafter* drafter = maker->drafter()) {
+  if (k > 0) {
     parts.draft_schedule =
-        DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    parts.scheduler.cache.rerun_tokens = drafter->rerun_tokens();
-    parts.scheduler.max_drafts = drafter->max_drafts();
-    parts.scheduler.lookahead_tokens = drafter->lookahead();
-    parts.scheduler.tokens_ahead = drafter->tokens_ahead();
+        DraftSchedule(k, options.speculation.num_speculative_tokens_per_batch_size);
   }
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
   parts.seed = options.seed;
-  if (plan.device() == DeviceKind::kCuda) {
-    const MemoryReport& memory = loaded.memory;
-    const int64_t weights =
-        SumOf(memory.weights) + SumOf(memory.mtp_weights) + SumOf(memory.drafter_weights);
+  if (plan.device == DeviceKind::kCuda) {
+    const int64_t weights = planned.weights.first_rank();
+    const int64_t cache = loaded.memory.kv_cache_bytes;
     const DeviceMemoryState now = ops.memory();
     parts.gpu = {.total_bytes = now.total,
                  .weight_bytes = weights,
-                 .kv_cache_bytes = memory.kv_cache_bytes,
-                 .work_bytes = now.total - now.free - weights - memory.kv_cache_bytes};
+                 .kv_cache_bytes = cache,
+                 .work_bytes = now.total - now.free - weights - cache};
   }
-  if (plan.k() > 0 && options.speculation.IsAdaptive()) {
+  if (k > 0 && options.speculation.IsAdaptive()) {
     loaded.step_times = options.speculation.step_times;
     if (!loaded.step_times) {
       const bool repeats = options.speculation.method == DraftMethod::kNgram;
@@ -110,7 +189,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     if (options.speculation.enable_adaptive_verification) {
       maker->SetStepTimes(*loaded.step_times);
     }
-    parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
+    parts.draft_length_policy.emplace(k, *loaded.step_times);
   }
   parts.maker = std::move(maker);
   parts.weight_version = options.weight_version;

@@ -10,9 +10,10 @@
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_options.h"
-#include "outrider/engine/engine_plan.h"
 #include "outrider/engine/load_progress.h"
 #include "outrider/engine/measure_step_times.h"
+#include "outrider/engine/plan/decision.h"
+#include "outrider/engine/plan/memory_report.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/text/chat_template.h"
 #include "outrider/text/text_prompt_encoder.h"
@@ -27,7 +28,7 @@ struct LoadedEngine {
   std::optional<ChatTemplate> chat_template;          // absent when the model has none
   std::map<std::string, std::string> special_tokens;  // "bos_token", ...
   MemoryReport memory;
-  std::vector<Decision> decisions;
+  Decisions decisions;
   int32_t num_speculative_tokens = 0;   // k
   std::optional<StepTimes> step_times;  // with an adaptive number of drafts
   KvCacheForm kv_cache_form = KvCacheForm::kLatent;

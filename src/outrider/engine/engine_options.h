@@ -77,42 +77,44 @@ enum class DeviceKind {
 };
 
 struct EngineOptions {
-  std::string model;          // a Hugging Face checkpoint directory
-  std::string tokenizer;      // a directory with a tokenizer; empty: the model's
-  std::string chat_template;  // a Jinja file; empty: the model's
+  std::string model = {};          // a Hugging Face checkpoint directory
+  std::string tokenizer = {};      // a directory with a tokenizer; empty: the model's
+  std::string chat_template = {};  // a Jinja file; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
   DeviceKind device = DeviceKind::kAuto;
-  std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
+  /// kF32 or kBF16; unset: as the checkpoint says (float16: float32).
+  std::optional<DType> dtype = {};
   WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
   /// kF32, kBF16 or kF8E4M3 (CacheNumbers); unset: dtype.
-  std::optional<DType> kv_cache_dtype;
+  std::optional<DType> kv_cache_dtype = {};
   /// Unset: ChooseKvCacheForm; kLatent with a backend other than kRagged, which needs it.
-  std::optional<KvCacheForm> kv_cache_form;
-  std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds
-  int32_t block_size = 64;               // KV cache page, in tokens
+  std::optional<KvCacheForm> kv_cache_form = {};
+  /// Unset: the checkpoint's, shrunk to what the cache holds.
+  std::optional<int32_t> max_model_len = {};
+  int32_t block_size = 64;  // KV cache page, in tokens
   int32_t max_num_seqs = 256;
   /// Rows of a step; decode rows may exceed it (Scheduler). Unset: 512 on a processor, 8192 on a
   /// GPU.
-  std::optional<int32_t> max_num_batched_tokens;
+  std::optional<int32_t> max_num_batched_tokens = {};
   /// KV cache of all layers, MTP layers included. Unset: 1 GiB on a processor; on a GPU what
   /// gpu_memory_utilization leaves.
-  std::optional<int64_t> kv_cache_memory_bytes;
+  std::optional<int64_t> kv_cache_memory_bytes = {};
   double gpu_memory_utilization = 0.9;  // (0, 1]: the share of the GPU's memory that may be used
   bool enable_prefix_caching = true;    // requests reuse the blocks of equal prompt beginnings
   /// Over a latent cache, reuse the blocks of answers too: where a prompt repeats an earlier
   /// answer, results then depend on whether that is still cached, by rounding.
   bool fast_prefix = false;
-  std::optional<int32_t> max_num_queued_reqs;  // unset: no limit
+  std::optional<int32_t> max_num_queued_reqs = {};  // unset: no limit
   int32_t max_logprobs = 20;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
-  std::string weight_version;  // a name for the weights, in answers; "": none
-  uint64_t seed = 0;           // seeds requests that bring none
-  int32_t num_threads = 0;     // 0: all processors this process may use; of all ranks together
+  std::string weight_version = {};  // a name for the weights, in answers; "": none
+  uint64_t seed = 0;                // seeds requests that bring none
+  int32_t num_threads = 0;          // 0: all processors this process may use; of all ranks together
   /// Ranks that share the model: threads of this process, each with its part of the weights.
   int32_t tensor_parallel_size = 1;
   bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;
-  SpeculationOptions speculation;
+  SpeculationOptions speculation = {};
 };
 
 }  // namespace outrider

@@ -15,7 +15,6 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/queued_executor.h"
-#include "outrider/execute/step_runner.h"
 #include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -93,69 +92,71 @@ ModelConfig ConfigOf(const std::string& folder, const ModelConfig& runs) {
 
 }  // namespace
 
-ExecutorMaker::ExecutorMaker(EngineOptions options)
+ExecutorMaker::ExecutorMaker(EngineOptions options, EnginePlan plan, const Ops& ops,
+                             Checkpoints checkpoints)
     : options_(std::move(options)),
-      plan_(options_),
+      plan_(std::move(plan)),
+      ops_(ops),
+      checkpoints_(std::move(checkpoints)),
       folders_{options_.model,
-               plan_.drafter() == nullptr ? std::string() : options_.speculation.model} {
-  plan_.CheckFitsHost();
-}
+               checkpoints_.facts.drafter ? options_.speculation.model : std::string()} {}
 
-void ExecutorMaker::ReadWeights(const LoadProgress& progress) {
+void ExecutorMaker::ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress& progress) {
   OUTRIDER_CHECK(ranks_.empty());
-  const Ops& ops = plan_.ops();
-  PreparePrompts(ops, plan_.config());
-  if (plan_.drafter() != nullptr) PreparePrompts(ops, plan_.drafter()->config);
-  std::unique_ptr<Ops> own_ops = plan_.TakeOps();
-  for (auto& communicator : MakeThreadCommunicators(plan_.ranks())) {
+  const ModelFacts& facts = checkpoints_.facts;
+  PreparePrompts(ops_, facts.config);
+  if (facts.drafter) PreparePrompts(ops_, facts.drafter->config);
+  for (auto& communicator : MakeThreadCommunicators(plan_.ranks)) {
     const RankPlace place = communicator->place();
     RankParts& rank = ranks_.emplace_back();
     if (place.rank == 0) rank.ops = std::move(own_ops);
     if (place.ranks > 1) rank.ranks = std::move(communicator);
-    const ComputeThreads threads = plan_.ThreadsOf(place);
+    const ComputeThreads threads = ThreadsOf(plan_.threads, place);
     rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
-    rank.acceptance = plan_.acceptance();
+    rank.acceptance = plan_.drafts.acceptance;
     rank.probabilistic_drafts = options_.speculation.probabilistic_drafts;
     rank.logprobs_mode = options_.logprobs_mode;
-    rank.num_slots = plan_.scheduler().max_num_seqs;
-    devices_.push_back({ops, rank.pool.get(), rank.ranks.get()});
+    rank.num_slots = options_.max_num_seqs;
+    devices_.push_back({ops_, rank.pool.get(), rank.ranks.get()});
   }
-  const DrafterCheckpoint* const own = plan_.drafter();
-  weights_ = Read({plan_.config(), plan_.source(), own == nullptr ? nullptr : &own->config,
-                   own == nullptr ? nullptr : own->source.get()},
-                  progress);
+  weights_ = Read(checkpoints_, progress);
+  checkpoints_.model.reset();
+  checkpoints_.drafter.reset();
 }
 
-std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Sources& sources,
+std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& checkpoints,
                                                             const LoadProgress& progress) const {
   const auto ranks = static_cast<int32_t>(devices_.size());
+  const ModelFacts& facts = checkpoints.facts;
+  const WeightForm& form = plan_.numbers.weights;
   std::vector<RankWeights> weights(devices_.size());
   RanksProgress read(ranks, progress);
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
     RankWeights& own = weights[static_cast<size_t>(i)];
-    own.model =
-        LoadNetwork(sources.config, plan_.modules_used(), sources.model, plan_.weight_form(),
-                    {device, plan_.dtype(),
-                     AttentionPlan(options_.attention_backend, 1 + plan_.k(), plan_.row_paths())},
-                    read.Of(device.place().rank));
-    if (sources.drafter == nullptr) return;
+    own.model = LoadNetwork(
+        facts.config, plan_.drafts.modules, *checkpoints.model, form,
+        {device, plan_.numbers.dtype,
+         AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths)},
+        read.Of(device.place().rank));
+    if (!facts.drafter) return;
+    const ModelConfig& drafter = facts.drafter->config;
     own.draft_model = std::make_unique<Eagle3DraftModel>(
-        *sources.drafter_config, plan_.drafter()->taps,
-        LoadEagle3(*sources.drafter_config, *sources.drafter, plan_.weight_form(), device, nullptr),
-        *own.model);
+        drafter, plan_.drafts.taps,
+        LoadEagle3(drafter, *checkpoints.drafter, form, device, nullptr), *own.model);
   });
   return weights;
 }
 
-void ExecutorMaker::WarmUpDevice() {
-  if (plan_.device() == DeviceKind::kCpu) return;
+void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
+  if (plan_.device == DeviceKind::kCpu) return;
   RankWeights& first = weights_.front();
+  const auto& layers = plan_.cache.layers;
+  const CacheNumbers numbers = plan_.numbers.cache();
   try {
-    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(), plan_.cache_numbers());
+    WarmUp(*first.model, scheduler, plan_.drafts.k, layers, numbers);
     if (first.draft_model == nullptr) return;
-    WarmUp(*first.draft_model, first.model->hidden_size(), plan_.scheduler(), plan_.cache_layers(),
-           plan_.cache_numbers());
+    WarmUp(*first.draft_model, first.model->hidden_size(), scheduler, layers, numbers);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(fmt::format(
         "the work space of the largest step does not fit beside the weights ({}): lower "
@@ -167,45 +168,55 @@ void ExecutorMaker::WarmUpDevice() {
 std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank,
                                                     std::unique_ptr<DraftModel> own) const {
   const SpeculationOptions& options = options_.speculation;
-  const int32_t k = plan_.k();
-  if (k == 0) return nullptr;
-  if (options.method == DraftMethod::kNgram) {
-    return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
-  }
-  if (plan_.drafts_blocks()) {
-    return std::make_unique<BlockDrafter>(rank.model->MakeBlockDraftModel(), *rank.cache,
-                                          BlockDrafterOptions{.k = k, .form = options.draft_form});
-  }
-  const ModuleDrafterOptions drafter = {.k = k,
-                                        .num_slots = plan_.scheduler().max_num_seqs,
+  const int32_t k = plan_.drafts.k;
+  const ModuleDrafterOptions modules = {.k = k,
+                                        .num_slots = options_.max_num_seqs,
                                         .form = options.draft_form,
-                                        .kept_rows = plan_.kept_rows()};
-  if (own) return std::make_unique<RepeatedDrafter>(std::move(own), *rank.cache, drafter);
-  auto model = std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size);
-  if (plan_.chained()) {
-    return std::make_unique<ChainDrafter>(std::move(model), *rank.cache, drafter);
+                                        .kept_rows = plan_.cache.kept_rows};
+  switch (plan_.drafts.type) {
+    case DrafterType::kNone:
+      return nullptr;
+    case DrafterType::kNgram:
+      return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min,
+                                            options.prompt_lookup_max);
+    case DrafterType::kBlocks:
+      return std::make_unique<BlockDrafter>(
+          rank.model->MakeBlockDraftModel(), *rank.cache,
+          BlockDrafterOptions{.k = k, .form = options.draft_form});
+    case DrafterType::kChain:
+      return std::make_unique<ChainDrafter>(
+          std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size), *rank.cache,
+          modules);
+    case DrafterType::kRepeated:
+      if (!own) own = std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size);
+      return std::make_unique<RepeatedDrafter>(std::move(own), *rank.cache, modules);
   }
-  return std::make_unique<RepeatedDrafter>(std::move(model), *rank.cache, drafter);
+  OUTRIDER_CHECK(false);
+}
+
+void ExecutorMaker::MakeCaches(const CacheConfig& cache) {
+  OUTRIDER_CHECK(!ranks_.empty() && caches_.empty());
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    ranks_[r].cache =
+        std::make_unique<KvCache>(devices_[r], cache, plan_.cache.layers, plan_.numbers.cache());
+    caches_.push_back(ranks_[r].cache.get());
+  }
 }
 
 std::unique_ptr<Executor> ExecutorMaker::Make() {
-  OUTRIDER_CHECK(!ranks_.empty() && weights_.size() == ranks_.size());
+  OUTRIDER_CHECK(!caches_.empty() && weights_.size() == ranks_.size());
   drafters_.clear();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankParts& rank = ranks_[r];
     rank.model = std::move(weights_[r].model);
-    if (rank.cache == nullptr) {
-      rank.cache = std::make_unique<KvCache>(devices_[r], plan_.scheduler().cache,
-                                             plan_.cache_layers(), plan_.cache_numbers());
-      caches_.push_back(rank.cache.get());
-    }
     rank.drafter = MakeDrafter(rank, std::move(weights_[r].draft_model));
     drafters_.push_back(rank.drafter.get());
   }
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  std::unique_ptr<Executor> executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
-  if (plan_.device() == DeviceKind::kCpu) return executor;
+  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  runner_ = executor.get();
+  if (plan_.device == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));
 }
 
@@ -215,45 +226,33 @@ void ExecutorMaker::SetStepTimes(const StepTimes& times) {
 }
 
 void ExecutorMaker::CheckCanChange() const {
-  if (plan_.device() == DeviceKind::kCpu) return;
+  if (plan_.device == DeviceKind::kCpu) return;
   throw InvalidArgument(
       "on a GPU weights and cache stay where they are: start a server with the other weights");
 }
 
 void ExecutorMaker::ReadOtherWeights(const WeightFolders& folders) {
   CheckCanChange();
-  const DrafterCheckpoint* const own = plan_.drafter();
-  if (own == nullptr && !folders.drafter.empty()) {
+  const bool has_drafter = checkpoints_.facts.drafter.has_value();
+  if (!has_drafter && !folders.drafter.empty()) {
     throw InvalidArgument("{}: nothing drafts here with a checkpoint of its own", folders.drafter);
   }
   WeightFolders read = folders;
-  if (own != nullptr && read.drafter.empty()) read.drafter = folders_.drafter;
-  const ModelConfig config = ConfigOf(read.model, plan_.config());
-  const auto source = OpenCheckpoint(read.model, config);
-  std::optional<ModelConfig> drafter_config;
-  std::unique_ptr<WeightSource> drafter;
-  if (own != nullptr) {
-    drafter_config = ConfigOf(read.drafter, own->config);
-    drafter = OpenCheckpoint(read.drafter, *drafter_config);
-  }
-  const Sources sources = {config, *source, drafter_config ? &*drafter_config : nullptr,
-                           drafter.get()};
-  CheckFits(read, sources);
-  weights_ = Read(sources, nullptr);
+  if (has_drafter && read.drafter.empty()) read.drafter = folders_.drafter;
+  Checkpoints others = {.facts = checkpoints_.facts, .model = nullptr, .drafter = nullptr};
+  const auto open = [](const std::string& folder, ModelConfig& config) {
+    config = ConfigOf(folder, config);
+    return OpenCheckpoint(folder, config);
+  };
+  others.model = open(read.model, others.facts.config);
+  if (has_drafter) others.drafter = open(read.drafter, others.facts.drafter->config);
+  CheckFits(read, others);
+  weights_ = Read(others, nullptr);
   folders_ = std::move(read);
 }
 
-void ExecutorMaker::CheckFits(const WeightFolders& folders, const Sources& sources) const {
-  WeightForm form = plan_.weight_form();
-  form.place = {0, plan_.ranks()};
-  const NetworkWeightSizes model =
-      MeasureWeights(plan_.ops(), sources.config, plan_.modules_used(), sources.model, form);
-  int64_t bytes = SumOf(model.target) + SumOf(model.modules);
-  if (sources.drafter != nullptr) {
-    bytes +=
-        SumOf(MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
-  }
-  bytes *= plan_.ranks();
+void ExecutorMaker::CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const {
+  const int64_t bytes = MeasureWeights(ops_, checkpoints, plan_, plan_.numbers.weights).all_ranks();
   const std::optional<HostMemory> memory = AvailableHostMemory();
   if (!memory || bytes <= memory->available) return;
   throw Error(ErrorCode::kUnavailable,
@@ -264,9 +263,8 @@ void ExecutorMaker::CheckFits(const WeightFolders& folders, const Sources& sourc
 }
 
 void ExecutorMaker::TakeApart(std::unique_ptr<Executor> executor) {
-  OUTRIDER_CHECK(plan_.device() == DeviceKind::kCpu && ranks_.empty());
-  // Make has made it, so it is one.
-  ranks_ = dynamic_cast<StepRunner&>(*executor).TakeApart();
+  OUTRIDER_CHECK(executor.get() == runner_ && ranks_.empty());
+  ranks_ = runner_->TakeApart();
   executor.reset();
   drafters_.assign(ranks_.size(), nullptr);
   for (RankParts& rank : ranks_) {

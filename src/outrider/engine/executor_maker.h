@@ -7,36 +7,35 @@
 #include <string>
 #include <vector>
 
+#include "outrider/engine/checkpoints.h"
 #include "outrider/engine/engine_options.h"
-#include "outrider/engine/engine_plan.h"
 #include "outrider/engine/load_progress.h"
+#include "outrider/engine/plan/engine_plan.h"
 #include "outrider/engine/weight_folders.h"
 #include "outrider/execute/executor.h"
 #include "outrider/execute/rank.h"
+#include "outrider/execute/step_runner.h"
 
 namespace outrider {
 
 class ExecutorMaker {
  public:
-  /// Plans. Throws Error on anything wrong with the options or the checkpoint's config and headers,
-  /// and for a model that does not fit into memory.
-  explicit ExecutorMaker(EngineOptions options);
+  /// plan: of these options and checkpoints; ops: of its device.
+  ExecutorMaker(EngineOptions options, EnginePlan plan, const Ops& ops, Checkpoints checkpoints);
 
-  const EngineOptions& options() const { return options_; }
-  EnginePlan& plan() { return plan_; }
-
-  /// Reads the weights of the options' checkpoints.
-  void ReadWeights(const LoadProgress& progress);
+  /// Reads the weights of the checkpoints, which it closes. own_ops: `ops`, to be kept as long as
+  /// the executor; null: they belong to nobody.
+  void ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress& progress);
 
   /// On a GPU, passes of the largest step, with the weights that were read. Throws Error where
   /// their work space does not fit.
-  void WarmUpDevice();
+  void WarmUpDevice(const SchedulerConfig& scheduler);
 
-  /// Of the weights that were read last. The first call makes the cache, as the plan has it then.
+  /// The caches of all executors. Before the first one, after ReadWeights.
+  void MakeCaches(const CacheConfig& cache);
+
+  /// Of the weights that were read last.
   std::unique_ptr<Executor> Make();
-
-  /// Of the executor that was made last; null: it has none.
-  const Drafter* drafter() const { return drafters_.front(); }
 
   /// What steps take, for the drafters of this executor and of later ones.
   void SetStepTimes(const StepTimes& times);
@@ -66,26 +65,21 @@ class ExecutorMaker {
     std::unique_ptr<DraftModel> draft_model;  // with a checkpoint of its own
   };
 
-  /// What is read from folders.
-  struct Sources {
-    const ModelConfig& config;
-    const WeightSource& model;
-    const ModelConfig* drafter_config;  // null: no drafter with a checkpoint of its own
-    const WeightSource* drafter;
-  };
-
-  std::vector<RankWeights> Read(const Sources& sources, const LoadProgress& progress) const;
+  std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
   std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, std::unique_ptr<DraftModel> own) const;
-  /// Throws Error where weights of these sizes do not fit beside what there is.
-  void CheckFits(const WeightFolders& folders, const Sources& sources) const;
+  /// Throws Error where the weights do not fit beside what there is.
+  void CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const;
 
   const EngineOptions options_;
-  EnginePlan plan_;
+  const EnginePlan plan_;
+  const Ops& ops_;
+  Checkpoints checkpoints_;  // once the weights were read: facts only
   WeightFolders folders_;
   std::vector<Device> devices_;       // by rank
   std::vector<RankParts> ranks_;      // of which the next executor is made
   std::vector<RankWeights> weights_;  // that it will have, by rank
   std::vector<KvCache*> caches_;      // of the last executor, or of ranks_
+  StepRunner* runner_ = nullptr;      // of the last executor
   std::vector<Drafter*> drafters_;    // of the last executor; null: none
   std::optional<StepTimes> step_times_;
 };

@@ -24,7 +24,7 @@ struct BlockKeys {
 
 /// Makes keys: key[i] = SHA-256(key[i-1] | tokens [i * block_size, (i+1) * block_size + ahead)),
 /// with key[-1] = SHA-256(salt). `ahead` counts the tokens after a position that its cached entries
-/// depend on (Drafter::tokens_ahead): a block is found only by a request that continues as its
+/// depend on (DrafterReach::tokens_ahead): a block is found only by a request that continues as its
 /// writer did, so drafter entries at the block's end are right for the finder too.
 class BlockKeyHasher {
  public:

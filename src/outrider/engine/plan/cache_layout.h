@@ -1,0 +1,35 @@
+// What an engine keeps in the pages of its KV cache, whatever their number.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "outrider/draft/drafter.h"
+#include "outrider/engine/engine_options.h"
+#include "outrider/engine/plan/decision.h"
+#include "outrider/engine/plan/draft_plan.h"
+#include "outrider/engine/plan/facts.h"
+#include "outrider/kv/cache_form.h"
+#include "outrider/kv/network_cache.h"
+
+namespace outrider {
+
+/// Of one rank.
+struct CacheLayout {
+  CacheConfig config;                  // num_pages: 0
+  std::vector<CacheLayerSpec> layers;  // the target's, then those of the modules that are used
+  KeptRows kept_rows = KeptRows::kLast;
+  int64_t kept_bytes_per_page = 0;  // of the target's hidden rows that are kept, at most
+};
+
+/// numbers: of the cache; activation_type: of hidden rows.
+CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& model,
+                            const DraftPlan& drafts, KvCacheForm form, const CacheNumbers& numbers,
+                            DType activation_type);
+
+/// Of linear attention; nothing without it. Throws Error for more drafts than its kept rows have
+/// room for.
+void DescribeRunningState(const EngineOptions& options, const CacheConfig& cache, int32_t k,
+                          Decisions& decisions);
+
+}  // namespace outrider

@@ -1,0 +1,132 @@
+#include "outrider/engine/plan/device_rules.h"
+
+#include <algorithm>
+#include <string_view>
+#include <variant>
+
+#include "outrider/base/error.h"
+#include "outrider/ops/cuda/hopper_support.h"
+
+namespace outrider {
+
+namespace {
+
+bool HasLatents(const AskedOptions& asked) {
+  return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
+}
+
+bool HasIndexer(const AskedOptions& asked) {
+  const auto* mla = std::get_if<MlaSpec>(&asked.config.layer(0).attention);
+  return mla != nullptr && mla->indexer;
+}
+
+std::optional<Asked> Name(std::string_view name) { return Asked(name); }
+
+/// Tokens a page of the cache group with the fewest that are no multiple of 8.
+std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
+  if (HasLatents(asked)) return std::nullopt;
+  for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {
+    if (group.tokens_per_block % 8 != 0) return Asked(int64_t{group.tokens_per_block});
+  }
+  return std::nullopt;
+}
+
+/// The type of the cache as the flag names it.
+std::string_view CacheTypeName(const AskedOptions& asked) {
+  return asked.plan.numbers.kv_dtype == DType::kF8E4M3 ? "fp8"
+                                                       : DTypeName(asked.plan.numbers.kv_dtype);
+}
+
+std::vector<Rule<AskedOptions>> MakeOptionRules() {
+  std::vector<Rule<AskedOptions>> rules = {
+      {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.numbers.dtype)); },
+       Taken::Names({"bfloat16"})},
+      {"--kv-cache-dtype", [](const AskedOptions& a) { return Name(CacheTypeName(a)); },
+       Taken::Names({"bfloat16", "fp8"})},
+      {"--kv-cache-form",
+       [](const AskedOptions& a) {
+         return HasLatents(a) ? Name(KvCacheFormName(a.plan.form.cache)) : std::nullopt;
+       },
+       Taken::Names({"latent"}), "of latent attention"},
+      {"--quantization",
+       [](const AskedOptions& a) {
+         return Name(a.options.quantization == WeightQuantization::kInt8 ? "int8" : "none");
+       },
+       Taken::Names({"none"})},
+      {"--attention-backend",
+       [](const AskedOptions& a) {
+         return Name(AttentionBackendName(a.options.attention_backend));
+       },
+       Taken::Names({"ragged"})},
+      {"--block-size",
+       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.block_size}); },
+       Taken::Numbers({16, 32, 64, 256})},
+      {"tokens a page of a cache group (--block-size)", OddTokensPerPage, Taken::Multiples(8),
+       "of grouped-query attention"},
+      {"--max-num-seqs",
+       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
+       Taken::UpTo(cuda::kMostRequests)},
+      {"rows of a step (--max-num-batched-tokens, --max-num-seqs times 1 + drafts)",
+       [](const AskedOptions& a) {
+         const int64_t seqs = a.options.max_num_seqs;
+         return std::optional<Asked>(
+             std::max<int64_t>(a.plan.max_num_batched_tokens, seqs * (1 + a.plan.drafts.k)));
+       },
+       Taken::UpTo(cuda::kMostRows)},
+  };
+  if (cuda::kHopperRunsIndexers) {
+    rules.push_back({"--kv-cache-dtype",
+                     [](const AskedOptions& a) -> std::optional<Asked> {
+                       if (!HasIndexer(a)) return std::nullopt;
+                       return Name(CacheTypeName(a));
+                     },
+                     Taken::Names({"bfloat16"}), "of networks with an indexer"});
+  }
+  return rules;
+}
+
+cuda::AskedNetwork NetworkOf(const ModelFacts& model, const EnginePlan& plan) {
+  return {.config = model.config,
+          .num_mtp_modules = plan.drafts.modules,
+          .drafter = model.drafter ? &model.drafter->config : nullptr};
+}
+
+}  // namespace
+
+std::span<const Rule<AskedOptions>> GpuOptionRules() {
+  static const std::vector<Rule<AskedOptions>> rules = MakeOptionRules();
+  return rules;
+}
+
+std::string GpuSupportTable() {
+  return "| asked for | on the GPU |\n|---|---|\n" + SupportTable(cuda::HopperLayerRules()) +
+         SupportTable(cuda::HopperNetworkRules()) + SupportTable(cuda::HopperModelRules()) +
+         SupportTable(GpuOptionRules());
+}
+
+void CheckRunsOnDevice(const EngineOptions& options, const ModelFacts& model,
+                       const EnginePlan& plan) {
+  if (plan.device == DeviceKind::kCpu) return;
+  cuda::CheckRunsOnHopper(NetworkOf(model, plan));
+  const AskedOptions asked = {options, model.config, plan};
+  if (const std::optional<Lack> lack = Supports(GpuOptionRules(), asked)) {
+    throw InvalidArgument("the GPU does not run {}: use {}, or --device cpu", lack->what,
+                          lack->takes);
+  }
+}
+
+void DescribeOtherDevice(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions) {
+  if (plan.device != DeviceKind::kCpu) return;
+  constexpr const char* kWhat = "on a Hopper GPU";
+  const std::optional<Lack> lack = cuda::LackOnHopper(NetworkOf(model, plan));
+  if (!lack) {
+    decisions.push_back({kWhat, "runs", "it takes all that the network asks for"});
+  } else if (lack->takes.empty()) {
+    decisions.push_back({kWhat, "does not run", fmt::format("it lacks {}", lack->what)});
+  } else {
+    decisions.push_back(
+        {kWhat, "does not run", fmt::format("{}: it takes {}", lack->what, lack->takes)});
+  }
+}
+
+}  // namespace outrider

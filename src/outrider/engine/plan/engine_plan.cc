@@ -1,0 +1,54 @@
+#include "outrider/engine/plan/engine_plan.h"
+
+#include <algorithm>
+
+#include "outrider/engine/plan/device_rules.h"
+
+namespace outrider {
+
+namespace {
+
+void DescribeThreads(const EngineOptions& options, const ComputeThreads& threads, size_t nodes,
+                     Decisions& decisions) {
+  decisions.push_back(
+      {"compute threads",
+       fmt::format("{}{}", threads.count, threads.processors.empty() ? "" : ", pinned"),
+       fmt::format("{}{}",
+                   options.num_threads > 0 ? "--num-threads" : "all processors of this process",
+                   nodes > 1 ? fmt::format("; memory on {} NUMA nodes in turn", nodes) : "")});
+}
+
+}  // namespace
+
+int32_t EnginePlan::MostStepTokens() const {
+  const int32_t rows = std::min(max_num_batched_tokens, CacheConfig::kMostTokens);
+  return std::max(rows, 1 + drafts.k) + 1 + std::max(drafts.k, drafts.reach.lookahead);
+}
+
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
+                      const DeviceFacts& device, Decisions& decisions) {
+  EnginePlan plan;
+  plan.device = device.chosen.kind;
+  plan.ranks = options.tensor_parallel_size;
+  plan.max_num_batched_tokens =
+      options.max_num_batched_tokens.value_or(plan.device == DeviceKind::kCuda ? 8192 : 512);
+  decisions.push_back({"model",
+                       fmt::format("{} ({})", options.model, ModelFamilyName(model.config.family)),
+                       options.load_format == LoadFormat::kDummy
+                           ? "--load-format dummy: random weights"
+                           : fmt::format("model_type {}", model.config.model_type)});
+  plan.numbers = PlanNumbers(options, model.config, device, decisions);
+  plan.form = PlanForm(options, model.config, plan.numbers.kv_dtype, plan.device, decisions);
+  plan.drafts = PlanDrafts(options, model, decisions);
+  PlanRanks(options, model, plan.device, decisions);
+  plan.cache = PlanCacheLayout(options, model, plan.drafts, plan.form.cache, plan.numbers.cache(),
+                               device.activation_type);
+  DescribeRunningState(options, plan.cache.config, plan.drafts.k, decisions);
+  plan.threads = PlanThreads(options, device.processors);
+  DescribeThreads(options, plan.threads, device.memory_nodes, decisions);
+  CheckRunsOnDevice(options, model, plan);
+  DescribeOtherDevice(model, plan, decisions);
+  return plan;
+}
+
+}  // namespace outrider

@@ -1,0 +1,37 @@
+// What is decided about an engine before weights are read: a function of options, checkpoints'
+// configs and facts of the machine. Its results are final. cache_plan.h shares out the memory.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/engine/engine_options.h"
+#include "outrider/engine/plan/cache_layout.h"
+#include "outrider/engine/plan/decision.h"
+#include "outrider/engine/plan/draft_plan.h"
+#include "outrider/engine/plan/facts.h"
+#include "outrider/engine/plan/form_plan.h"
+#include "outrider/engine/plan/number_plan.h"
+#include "outrider/engine/plan/rank_plan.h"
+
+namespace outrider {
+
+struct EnginePlan {
+  DeviceKind device = DeviceKind::kCpu;  // not kAuto
+  int32_t ranks = 1;
+  int32_t max_num_batched_tokens = 0;  // rows of a step; decode rows may exceed it
+  NumberPlan numbers;
+  FormPlan form;
+  DraftPlan drafts;
+  CacheLayout cache;
+  ComputeThreads threads;  // of all ranks together
+
+  /// Rows that a request may have in a step, and positions that its drafter writes behind them.
+  int32_t MostStepTokens() const;
+};
+
+/// The options are as CheckOptions wants them. Throws Error for what the model or the device does
+/// not take of them.
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
+                      const DeviceFacts& device, Decisions& decisions);
+
+}  // namespace outrider

@@ -1,0 +1,61 @@
+#include "outrider/engine/plan/number_plan.h"
+
+#include <bit>
+#include <variant>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,
+                   const ChosenDevice& device) {
+  if (device.kind == DeviceKind::kCuda) return;
+  if (config.family != ModelFamily::kDeepSeekV4) {
+    throw InvalidArgument(
+        "--kv-cache-dtype fp8 is for a GPU or DeepSeek-V4, and {} is a {} on the processor ({}): "
+        "use float32 or bfloat16",
+        options.model, ModelFamilyName(config.family), device.why);
+  }
+  for (const LayerSpec& layer : config.layers) {
+    const int64_t dim = std::get<CompressedSpec>(layer.attention).index_dim;
+    if (std::has_single_bit(static_cast<uint64_t>(dim)) || dim == 0) continue;
+    throw InvalidArgument(
+        "--kv-cache-dtype fp8 needs an \"index_head_dim\" that is a power of two, and that of {} "
+        "is {}: use float32 or bfloat16",
+        options.model, dim);
+  }
+}
+
+}  // namespace
+
+NumberPlan PlanNumbers(const EngineOptions& options, const ModelConfig& config,
+                       const DeviceFacts& device, Decisions& decisions) {
+  NumberPlan plan;
+  plan.dtype = options.dtype.value_or(config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  plan.kv_dtype = options.kv_cache_dtype.value_or(plan.dtype);
+  if (plan.kv_dtype == DType::kF8E4M3) CheckFp8Cache(options, config, device.chosen);
+  plan.weights = {.compute_dtype = plan.dtype,
+                  .quantization = options.quantization,
+                  .max_fp8_weights_as_bf16 = device.max_fp8_weights_as_bf16};
+  decisions.push_back(
+      {"dtype", std::string(DTypeName(plan.dtype)),
+       options.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config.dtype))});
+  const bool int8 = options.quantization == WeightQuantization::kInt8;
+  const bool is_cpu = device.chosen.kind == DeviceKind::kCpu;
+  const int64_t few = is_cpu ? device.max_fp8_weights_as_bf16 : 0;
+  decisions.push_back(
+      {"quantization", int8 ? "int8" : "none",
+       int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
+            : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",
+                          few > 0 ? fmt::format(" of more than {} weights", few) : "")});
+  decisions.push_back({"device", is_cpu ? "processor" : "GPU", device.chosen.why});
+  if (is_cpu) {
+    decisions.push_back({"kernels", device.kernels,
+                         fmt::format("best instruction set of this machine: {}", device.best_isa)});
+  }
+  return plan;
+}
+
+}  // namespace outrider

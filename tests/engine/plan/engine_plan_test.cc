@@ -1,0 +1,109 @@
+// The whole plan: what each part decides reaches the others.
+#include "outrider/engine/plan/engine_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/plan/made_up_facts.h"
+#include "tests/networks/small_hybrid_model.h"
+
+namespace outrider {
+namespace {
+
+using testing::HasSubstr;
+
+EnginePlan PlanOf(const EngineOptions& options, const ModelFacts& model,
+                  const DeviceFacts& device) {
+  Decisions decisions;
+  return PlanEngine(options, model, device, decisions);
+}
+
+std::string RefusalOf(const EngineOptions& options, const ModelFacts& model,
+                      const DeviceFacts& device) {
+  return RefusalBy([&] { PlanOf(options, model, device); });
+}
+
+TEST(EnginePlan, DeviceOfTheFactsDecides) {
+  const EnginePlan cpu = PlanOf({}, TinyV3(), Processor());
+  EXPECT_EQ(cpu.device, DeviceKind::kCpu);
+  EXPECT_EQ(cpu.max_num_batched_tokens, 512);
+  EXPECT_EQ(cpu.form.cache, KvCacheForm::kHeads);
+  EXPECT_EQ(cpu.threads.count, 4);
+  const EnginePlan gpu = PlanOf({}, TinyV3(), Gpu());
+  EXPECT_EQ(gpu.device, DeviceKind::kCuda);
+  EXPECT_EQ(gpu.max_num_batched_tokens, 8192);
+  EXPECT_EQ(gpu.form.cache, KvCacheForm::kLatent);
+  // Hidden rows that are kept: bfloat16 on a GPU, float32 on a processor.
+  EXPECT_EQ(gpu.cache.kept_bytes_per_page * 2, cpu.cache.kept_bytes_per_page);
+  EXPECT_EQ(PlanOf({.max_num_batched_tokens = 100}, TinyV3(), Gpu()).max_num_batched_tokens, 100);
+}
+
+TEST(EnginePlan, WhatAGpuDoesNotRunIsRefusedOrExplained) {
+  EXPECT_THAT(RefusalOf({.dtype = DType::kF32}, TinyV3(), Gpu()),
+              HasSubstr("the GPU does not run --dtype float32"));
+  EXPECT_THAT(RefusalOf({}, GoldenModel("tiny-v32"), Gpu()), HasSubstr("does not run on the GPU"));
+  EXPECT_THAT(RefusalOf({.max_num_batched_tokens = 20000}, TinyV3(), Gpu()),
+              HasSubstr("use up to 16384"));
+  ModelFacts drafter = TinyV3WithEagle3();
+  std::get<MlaSpec>(drafter.drafter->config.layers.front().attention).heads = 4;
+  EngineOptions eagle3;
+  eagle3.speculation.method = DraftMethod::kEagle3;
+  EXPECT_THAT(RefusalOf(eagle3, drafter, Gpu()), HasSubstr("num_attention_heads"));
+  const auto explained = [](const ModelFacts& model) {
+    Decisions decisions;
+    PlanEngine({}, model, Processor(), decisions);
+    return DecisionOn("on a Hopper GPU", decisions);
+  };
+  EXPECT_THAT(explained(TinyV3()), HasSubstr("runs"));
+  EXPECT_THAT(explained(GoldenModel("tiny-v32")), HasSubstr("does not run"));
+}
+
+TEST(EnginePlan, ModulesThatAreUsedHaveLayersInTheCache) {
+  EngineOptions options;
+  const auto layers = [&](const ModelFacts& model) {
+    return std::ssize(PlanOf(options, model, Processor()).cache.layers);
+  };
+  EXPECT_EQ(layers(TinyV3()), 5 + 3);
+  EXPECT_EQ(layers(TinyV3(1)), 5 + 1);
+  options.speculation.num_speculative_tokens = 2;
+  EXPECT_EQ(layers(TinyV3()), 5 + 2);
+  options.speculation.num_speculative_tokens = 0;
+  EXPECT_EQ(layers(TinyV3()), 5);
+  options.speculation.num_speculative_tokens.reset();
+  options.speculation.method = DraftMethod::kEagle3;
+  EXPECT_EQ(layers(TinyV3WithEagle3()), 5 + 1);
+}
+
+TEST(EnginePlan, AStepHasRoomForItsRowsAndWhatFollowsThem) {
+  EnginePlan plan;
+  plan.max_num_batched_tokens = 100;
+  EXPECT_EQ(plan.MostStepTokens(), 101);
+  plan.drafts.k = 3;
+  EXPECT_EQ(plan.MostStepTokens(), 104);
+  plan.drafts.reach.lookahead = 5;
+  EXPECT_EQ(plan.MostStepTokens(), 106);
+  plan.max_num_batched_tokens = 2;
+  EXPECT_EQ(plan.MostStepTokens(), 4 + 1 + 5);
+}
+
+TEST(EnginePlan, LinearAttentionKeepsRowsForFewDrafts) {
+  const SmallHybridModel model(SmallKimiConfig(64));
+  const ModelFacts facts = {.config = ReadModelConfig(model.directory())};
+  EngineOptions options;
+  options.speculation.method = DraftMethod::kNgram;
+  Decisions decisions;
+  EXPECT_GT(PlanEngine(options, facts, Processor(), decisions).cache.config.state.heads, 0);
+  EXPECT_THAT(DecisionOn("running state", decisions), HasSubstr("linear attention, float32"));
+  EXPECT_THAT(DecisionOn("checkpoints", decisions), HasSubstr("tokens of a prompt"));
+  decisions.clear();
+  options.enable_prefix_caching = false;
+  PlanEngine(options, facts, Processor(), decisions);
+  EXPECT_EQ(DecisionOn("checkpoints", decisions), "none (--no-enable-prefix-caching)");
+  options.speculation.num_speculative_tokens = kMostStateDrafts;
+  EXPECT_EQ(RefusalOf(options, facts, Processor()), "");
+  options.speculation.num_speculative_tokens = kMostStateDrafts + 1;
+  EXPECT_THAT(RefusalOf(options, facts, Processor()),
+              HasSubstr("linear attention, which keeps rows for"));
+}
+
+}  // namespace
+}  // namespace outrider
