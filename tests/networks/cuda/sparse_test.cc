@@ -106,9 +106,11 @@ class RoundedQueriesOps : public cpu::CpuOps {
 };
 
 // An indexer's choice may differ from the CPU's in near-ties, which moves the row's output: such a
-// row counts as one that is far off.
+// row counts as one that is far off. Their number grows with what rounding adds, and may so be half
+// as much again, as a row's error may.
 TEST_P(SparseTest, EveryLayerBesideTheCpus) {
   constexpr int32_t kBlock = 32;
+  constexpr double kFarShare = 1.5;
   const ModelConfig config = ConfigOf(GetParam());
   const auto source = Source(config);
   std::mt19937 random(2);
@@ -138,7 +140,8 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
     const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
     network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
       const auto i = static_cast<size_t>(layer);
-      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
+      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer),
+                   kFarShare);
     });
     // The modules go on from the same rows, which bfloat16 holds.
     std::vector<uint16_t> previous;
@@ -154,7 +157,7 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
         got.push_back(ToFloat(BFloat16{bits}));
       }
       ExpectAsNear(got, bf16.ForwardMtp(m, layout, same), f32.ForwardMtp(m, layout, same),
-                   config.hidden_size, fmt::format("module {}", m));
+                   config.hidden_size, fmt::format("module {}", m), kFarShare);
     }
   }
 }

@@ -1,7 +1,7 @@
-// A trained checkpoint on a GPU, beside the CPU in float32: OUTRIDER_TRAINED_MODEL names a folder that
-// a trainer of tools/training wrote, of a family that the GPU runs. Skipped where it is not set: the
-// repository has no room for one checkpoint of each family. Needs a GPU of compute capability 9.0,
-// and cuDNN.
+// A trained checkpoint on a GPU, beside the CPU in float32: OUTRIDER_TRAINED_MODEL names a folder
+// that a trainer of tools/training wrote, of a family that the GPU runs. Skipped where it is not
+// set: the repository has no room for one checkpoint of each family. Needs a GPU of compute
+// capability 9.0, and cuDNN.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
