@@ -4,6 +4,7 @@
 // card's bandwidth.
 //
 //   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
+//                      [--prompts REQUESTS,LENGTH]...
 //                      [v2-lite|glm-4.7-flash|step-12|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
@@ -11,7 +12,9 @@
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
-// experts those that rows have if they choose evenly, and the cache.
+// experts those that rows have if they choose evenly, and the cache. --prompts: prompts of one
+// length, in steps of 16384 rows; for networks with an indexer with the arithmetic that they need,
+// by time.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cuda/prompt_flops.h"
 #include "bench/cuda/relaxed_ops.h"
 #include "outrider/base/file.h"
 #include "outrider/checkpoint/weight_source.h"
@@ -117,6 +121,13 @@ struct Case {
   int32_t context;
 };
 
+struct PromptCase {
+  int32_t requests;
+  int32_t length;
+
+  int32_t rows_of_step() const { return std::min(length, 16384 / requests); }  // of each
+};
+
 RowPaths PathsOf(const ModelConfig& config) {
   return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
 }
@@ -124,13 +135,13 @@ RowPaths PathsOf(const ModelConfig& config) {
 class StepBench {
  public:
   StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
-            std::vector<Case> cases, double bytes_per_second)
+            std::vector<Case> cases, std::vector<PromptCase> prompts, double bytes_per_second)
       : own_ops_(std::move(ops)),
         ops_(*own_ops_),
         name_(std::move(name)),
         bytes_per_second_(bytes_per_second),
         cases_(std::move(cases)),
-        prompts_(cases_.empty()),
+        prompts_(std::move(prompts)),
         config_(ParseModelConfig(config, std::nullopt, name_)),
         source_(config_.quantization.method == "fp8"
                     ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
@@ -142,7 +153,8 @@ class StepBench {
     for (const auto& [type, bytes] : MeasureWeights(ops_, config_, 0, *source_, form).target) {
       weight_bytes_ += static_cast<double>(bytes);
     }
-    if (prompts_) {
+    if (cases_.empty() && prompts_.empty()) {
+      prompts_.push_back({kPrompts, kPromptRows});
       for (const int32_t rows : {1, 4}) {
         for (const int32_t requests : {1, 2, 4, 8, 16, 32, 64, 128}) {
           cases_.push_back({requests, rows, 1024});
@@ -161,7 +173,7 @@ class StepBench {
       for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
       cache.num_pages = std::max(cache.num_pages, requests * pages);
     };
-    if (prompts_) reserve(kPrompts, kPromptRows, kPromptRows);
+    for (const PromptCase& c : prompts_) reserve(c.requests, c.rows_of_step(), c.length);
     for (const Case& c : cases_) reserve(c.requests, c.rows, c.context);
     layout_ = BatchLayout(cache.groups);
     cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, DType::kBF16);
@@ -171,7 +183,7 @@ class StepBench {
 
   void RunAll() {
     for (const Case& c : cases_) Decode(c);
-    if (prompts_) Prompts();
+    for (const PromptCase& c : prompts_) Prompts(c);
   }
 
  private:
@@ -248,7 +260,13 @@ class StepBench {
   /// Of a request, of a layer.
   static double CacheBytes(const LayerSpec& layer, const Case& c) {
     const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
-    if (gqa == nullptr) return 2.0 * 576 * c.context;
+    if (gqa == nullptr) {
+      const auto& indexer = std::get<MlaSpec>(layer.attention).indexer;
+      if (!indexer) return 2.0 * 576 * c.context;
+      // All index keys, and the entries that are chosen.
+      return 2.0 * (static_cast<double>(indexer->dim) * c.context +
+                    576.0 * static_cast<double>(std::min<int64_t>(indexer->top_k, c.context)));
+    }
     const int64_t keys =
         gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
     return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
@@ -303,21 +321,31 @@ class StepBench {
     std::fflush(stdout);
   }
 
-  void Prompts() {
-    LayOut(kPrompts, kPromptRows, 0, Phase::kPromptEnd);
+  void Prompts(const PromptCase& c) {
+    const int32_t rows = c.rows_of_step();
     const auto inputs = ops_.MakeStepInputs();
-    const auto hidden = ops_.MakeRows(kPrompts * kPromptRows, model_->output_width());
+    const auto hidden = ops_.MakeRows(c.requests * rows, model_->output_width());
     std::vector<double> seconds;
     for (int i = 0; i < 4; ++i) {
       const double before = Seconds();
-      inputs->Assign(layout_, plan_, RowCount::kRounded);
-      model_->Forward(*inputs, *cache_, hidden->rows());
+      for (int32_t first = 0; first < c.length; first += rows) {
+        LayOut(c.requests, std::min(rows, c.length - first), first, Phase::kPromptEnd);
+        inputs->Assign(layout_, plan_, RowCount::kRounded);
+        model_->Forward(*inputs, *cache_, hidden->rows());
+      }
       ops_.Synchronize();
       if (i > 0) seconds.push_back(Seconds() - before);
     }
-    std::printf("%s, %d prompts of %d in one step: %.1f ms, %.0f tokens/s\n", name_.c_str(),
-                kPrompts, kPromptRows, Median(seconds) * 1e3,
-                kPrompts * kPromptRows / Median(seconds));
+    const double median = Median(seconds);
+    const double tokens = static_cast<double>(c.requests) * c.length;
+    std::printf("%s, %d prompts of %d: %.1f ms, %.0f tokens/s", name_.c_str(), c.requests, c.length,
+                median * 1e3, tokens / median);
+    const auto* const mla = std::get_if<MlaSpec>(&config_.layers.back().attention);
+    if (mla != nullptr && mla->indexer) {
+      std::printf(", %.0f TFLOP/s",
+                  c.requests * SparsePromptFlops(config_, c.length) / median / 1e12);
+    }
+    std::printf("\n");
     std::fflush(stdout);
   }
 
@@ -326,7 +354,7 @@ class StepBench {
   std::string name_;
   double bytes_per_second_;
   std::vector<Case> cases_;
-  bool prompts_;
+  std::vector<PromptCase> prompts_;
   ModelConfig config_;
   std::unique_ptr<WeightSource> source_;
   ThreadPool pool_;
@@ -348,6 +376,7 @@ class StepBench {
 int Main(int argc, char** argv) {
   double bandwidth = 4.3;
   std::vector<Case> cases;
+  std::vector<PromptCase> prompts;
   std::vector<std::string> names;
   bool right = true;
   bool relaxed = false;
@@ -362,6 +391,11 @@ int Main(int argc, char** argv) {
       right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
                c.requests > 0 && c.rows > 0 && c.context > c.rows;
       cases.push_back(c);
+    } else if (std::strcmp(argv[i], "--prompts") == 0 && i + 1 < argc) {
+      PromptCase c = {};
+      right &= std::sscanf(argv[++i], "%d,%d", &c.requests, &c.length) == 2 && c.requests > 0 &&
+               c.requests <= 128 && c.length > 0;
+      prompts.push_back(c);
     } else {
       names.emplace_back(argv[i]);
       right &= argv[i][0] != '-';
@@ -370,7 +404,7 @@ int Main(int argc, char** argv) {
   if (!right) {
     std::fprintf(stderr,
                  "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
-                 "REQUESTS,ROWS,CONTEXT]... "
+                 "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... "
                  "[v2-lite|glm-4.7-flash|step-12|CONFIG.json]...\n");
     return 2;
   }
@@ -383,7 +417,8 @@ int Main(int argc, char** argv) {
                                                            : ReadTextFile(name, 1 << 20);
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
-      StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, bandwidth * 1e12)
+      StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, prompts,
+                bandwidth * 1e12)
           .RunAll();
     }
   } catch (const Error& error) {

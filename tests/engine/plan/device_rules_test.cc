@@ -112,8 +112,6 @@ TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
   EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.value = 320; }), HasSubstr("v_head_dim = 320"));
   EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.q_lora = 4096; }),
               HasSubstr("q_lora_rank = 4096"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.indexer.emplace(); }),
-              lacks("attention to tokens that an indexer chooses"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.hidden_size = 8200; }),
               HasSubstr("hidden_size = 8200"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.vocab_size = 400'001; }),
@@ -155,6 +153,36 @@ TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
                 "sigmoid"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.dspark.emplace(); }),
               lacks("a drafter of blocks"));
+}
+
+TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {
+  using testing::HasSubstr;
+  const auto refusal = [](const IndexerSpec& indexer) {
+    return RefusalOfAttention([&](MlaSpec& a) { a.indexer = indexer; });
+  };
+  EXPECT_EQ(refusal({.heads = 64, .dim = 128, .top_k = 2048}), "");
+  EXPECT_THAT(refusal({.heads = 12, .dim = 128, .top_k = 2048}),
+              HasSubstr("index_n_heads = 12 does not run on the GPU: the kernels take 8, 16, 32 "
+                        "or 64"));
+  EXPECT_THAT(refusal({.heads = 64, .dim = 64, .top_k = 2048}), HasSubstr("index_head_dim = 64"));
+  EXPECT_THAT(refusal({.heads = 64, .dim = 128, .top_k = 4097}), HasSubstr("index_topk = 4097"));
+
+  ModelFacts model = TinyV3WithEagle3();
+  for (LayerSpec& layer : model.config.layers) {
+    std::get<MlaSpec>(layer.attention).indexer =
+        IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
+  }
+  const auto no_modules = [](EngineOptions&, EnginePlan& p) { p.drafts.modules = 0; };
+  EXPECT_THAT(RefusalOf(no_modules, model), HasSubstr("EAGLE-3 drafter"));
+  model.drafter.reset();
+  EXPECT_EQ(RefusalOf(no_modules, model), "");
+  EXPECT_THAT(RefusalOf(
+                  [](EngineOptions&, EnginePlan& p) {
+                    p.drafts.modules = 0;
+                    p.numbers.kv_dtype = DType::kF8E4M3;
+                  },
+                  model),
+              HasSubstr("--kv-cache-dtype fp8: use bfloat16"));
 }
 
 // docs/gpu.md holds the rules between two marks. With OUTRIDER_UPDATE_DOCS=1 this test writes them

@@ -38,7 +38,7 @@ std::string_view CacheTypeName(const AskedOptions& asked) {
 }
 
 std::vector<Rule<AskedOptions>> MakeOptionRules() {
-  std::vector<Rule<AskedOptions>> rules = {
+  return {
       {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.numbers.dtype)); },
        Taken::Names({"bfloat16"})},
       {"--kv-cache-dtype", [](const AskedOptions& a) { return Name(CacheTypeName(a)); },
@@ -73,16 +73,13 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
              std::max<int64_t>(a.plan.max_num_batched_tokens, seqs * (1 + a.plan.drafts.k)));
        },
        Taken::UpTo(cuda::kMostRows)},
+      {"--kv-cache-dtype",
+       [](const AskedOptions& a) -> std::optional<Asked> {
+         if (!HasIndexer(a)) return std::nullopt;
+         return Name(CacheTypeName(a));
+       },
+       Taken::Names({"bfloat16"}), "of networks with an indexer"},
   };
-  if (cuda::kHopperRunsIndexers) {
-    rules.push_back({"--kv-cache-dtype",
-                     [](const AskedOptions& a) -> std::optional<Asked> {
-                       if (!HasIndexer(a)) return std::nullopt;
-                       return Name(CacheTypeName(a));
-                     },
-                     Taken::Names({"bfloat16"}), "of networks with an indexer"});
-  }
-  return rules;
 }
 
 cuda::AskedNetwork NetworkOf(const ModelFacts& model, const EnginePlan& plan) {

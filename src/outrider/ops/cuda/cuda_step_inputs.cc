@@ -33,6 +33,12 @@ int32_t BlocksOf(const RequestRows& request, int32_t block_size) {
   return (KeysOf(request) + block_size - 1) / block_size;
 }
 
+/// Another one with every call.
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
 bool IsGenerated(const RequestRows& request) { return request.phase == Phase::kDecode; }
 
 /// Rows of requests that follow each other.
@@ -59,11 +65,13 @@ int32_t RoundedRows(int32_t rows) {
   return (rows + step - 1) / step * step;
 }
 
+CudaStepInputs::CudaStepInputs(cudaStream_t stream, const StepResults& kept)
+    : stream_(stream), kept_(kept), number_(NextNumber()), arrays_(stream) {}
+
 void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan& plan,
                                  RowCount count, std::span<const int32_t> places) {
-  static std::atomic<uint64_t> next_serial = 0;
   AssignBounds(layout, plan);
-  serial_ = ++next_serial;
+  serial_ = NextNumber();
   layout_ = &layout;
   plan_ = &plan;
   rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
@@ -273,7 +281,10 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
 }
 
 void CudaStepInputs::AddTo(RunKey& key) const {
-  key.Add(num_rows()).Add(token_ids_).Add(static_cast<int64_t>(groups_.size()));
+  // Another object's arrays may lie where those of one that is gone were, with groups that it does
+  // not know yet.
+  key.Add(static_cast<int64_t>(number_)).Add(num_rows()).Add(token_ids_);
+  key.Add(static_cast<int64_t>(groups_.size()));
   for (const Group& group : groups_) {
     key.Add(group.block_step).Add(group.block_size).Add(group.inputs.slots);
     key.Add(group.inputs.decode.block_table_stride);

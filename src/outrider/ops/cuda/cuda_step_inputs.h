@@ -65,8 +65,7 @@ int32_t RoundedRows(int32_t rows);
 class CudaStepInputs : public StepInputs {
  public:
   /// kept: numbers by place, of AssignMoved.
-  CudaStepInputs(cudaStream_t stream, const StepResults& kept)
-      : stream_(stream), kept_(kept), arrays_(stream) {}
+  CudaStepInputs(cudaStream_t stream, const StepResults& kept);
 
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
     AssignMoved(layout, plan, count, {});
@@ -127,6 +126,7 @@ class CudaStepInputs : public StepInputs {
 
   cudaStream_t stream_;
   const StepResults& kept_;
+  const uint64_t number_;  // of the object, that no other has or had
   uint64_t serial_ = 0;
   bool rounded_ = false;
   const BatchLayout* layout_ = nullptr;
