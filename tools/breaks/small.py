@@ -93,8 +93,21 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "slots - counters.num_requests_running", "0", "QueueLimitTest.FreeSlots*"),
         ("what can never run is to come again", "engine/engine.cc",
          "count > slots + limit", "false", "QueueLimitTest.WhatCanNever*"),
+        ("a prompt's end counts as cut by the schedule", "execute/step_layout.cc",
+         "planned.phase != Phase::kDecode && slots.have_drafts()", "false", "StepTraceTest.TellsWhy*"),
+        ("what a grammar refuses is the drafter's", "execute/step_runner.cc",
+         ".proposed = proposed,", ".proposed = allowed_drafts,", "StepTraceTest.TellsWhy*"),
         ("what does not fit is loaded", "engine/executor_maker.cc",
          "  plan_.CheckFitsHost();\n", "", "HostFitTest.AModelThatDoesNot*")),
+    "execute_test": (
+        ("the first limit on drafts is told, not the last", "execute/draft_limit.h",
+         "    fewest = left[i];\n    limit = kLimits[i];\n",
+         "    fewest = left[i];\n    if (limit == DraftLimit::kNone) limit = kLimits[i];\n", "DraftLimitTest.TheLast*"),
+        ("a slot keeps the limit of the request before", "execute/request_slot.cc",
+         "  draft_limit = DraftLimit::kNone;\n", "", "*NothingOfALifeBefore*")),
+    "generate_test": (
+        ("any number of example questions", "generate/model_defaults.cc",
+         " || list.size() > kMostQuestions", "", "ExampleQuestionsTest.OtherFiles*"),),
     "full_disk_test.sh": (
         ("a full disk is no error", "cli/program.cc",
          "!std::cout || std::fflush(stdout) != 0", "false", ""),),
