@@ -65,6 +65,12 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "Install(SIGINT, 0);", "Install(SIGINT, static_cast<int>(SA_RESETHAND));", ""),
         ("a question that was refused is asked again", "cli/chat_command.cc",
          "      session.Withdraw();\n", "", ""),
+        ("a chat with a server sends no key", "cli/remote_chat.cc",
+         ".bearer = api_key_,", ".bearer = {},", ""),
+        ("an unreachable server is no failure", "cli/chat_command.cc",
+         "      if (error.code() == ErrorCode::kUnavailable && !prompts) throw;\n", "", ""),
+        ("engine options are dropped without a word", "options/command_line.cc",
+         "  if (!invocation.settings.chat.url.empty()) RefuseEngineOptions(from_arguments);\n", "", ""),
         ("a chat forgets its answers", "cli/chat_session.cc",
          'messages_.emplace_back("assistant", text);', "", "")),
     "serve_process_test.py": (
