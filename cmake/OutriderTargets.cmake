@@ -109,14 +109,20 @@ function(outrider_covers test)
 endfunction()
 
 # outrider_fuzzer(NAME SOURCE file [DEPS library...])
-# One libFuzzer program; ctest runs it for OUTRIDER_FUZZ_SECONDS from its seeds in tests/fuzz/corpus/NAME.
+# One libFuzzer program; ctest runs it for OUTRIDER_FUZZ_SECONDS from its seeds, which
+# tests/fuzz/corpus/NAME.tar.gz holds (tools/fuzz_corpus.py).
 function(outrider_fuzzer name)
   cmake_parse_arguments(ARG "" "SOURCE" "DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCE})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/found/${name})
+  set(archive ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name}.tar.gz)
+  set(seeds ${CMAKE_CURRENT_BINARY_DIR}/seeds/${name})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${archive})
+  file(REMOVE_RECURSE ${seeds})  # also of seeds that the archive no longer has
+  file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${seeds})
   add_test(NAME ${name} COMMAND ${name} -max_total_time=${OUTRIDER_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
-    ${CMAKE_CURRENT_BINARY_DIR}/found/${name} ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
+    ${CMAKE_CURRENT_BINARY_DIR}/found/${name} ${seeds})
   set_tests_properties(${name} PROPERTIES LABELS fuzz)
 endfunction()

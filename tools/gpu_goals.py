@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
@@ -23,12 +22,12 @@ import tempfile
 import time
 
 from evaluate import EVAL_SEED, MAX_TOKENS, request_of
+import fuzz_corpus
 from serve_process import Server, ServerError
 import textgen
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUNDLED = ROOT / "models/tiny-v3-mtp3"
-CONFIGS = ROOT / "tests/fuzz/corpus/model_config_fuzz"
 SHAPES = {"V2-Lite": "deepseekv2lite", "GLM-4.7-Flash": "glm47flash"}
 BATCHES = (1, 8, 32, 128)
 RUN_SECONDS = 600  # the most that a run of the program may take
@@ -43,9 +42,10 @@ class Bench:
 
     def __init__(self, outrider, directory):
         self.outrider, self.directory = outrider, pathlib.Path(directory)
+        configs = fuzz_corpus.read(fuzz_corpus.archive_of("model_config_fuzz"))
         for shape, config in SHAPES.items():
             (self.directory / shape).mkdir()
-            shutil.copy(CONFIGS / f"{config}.json", self.directory / shape / "config.json")
+            (self.directory / shape / "config.json").write_bytes(configs[f"{config}.json"])
 
     def shape(self, shape):
         """A model and the flags that a shape without weights needs."""

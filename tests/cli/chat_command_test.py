@@ -1,7 +1,8 @@
-"""chat_command_test.py OUTRIDER: conversations through a pipe, and Ctrl-C within an answer."""
+"""chat_command_test.py OUTRIDER: conversations through a pipe, and Ctrl-C within an answer; with a model and with a server."""
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,93 @@ class ChatCommandTest(unittest.TestCase):
         status = run.wait(timeout=20)  # its input stays open until then
         run.communicate()
         self.assertEqual(status, 130)
+
+
+class ChatWithServerTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = subprocess.Popen([OUTRIDER, "serve", MODEL, "--port", "0", "--spec-tokens", "3", "--api-key", "tiger",
+                                       "--served-model-name", "tiny"], stderr=subprocess.PIPE, text=True)
+        cls.log = []
+        for line in cls.server.stderr:
+            cls.log.append(line)
+            found = re.search(r"ready: .* on (http://127\.0\.0\.1:\d+)/", line)
+            if found:
+                cls.url = found[1]
+                break
+        else:
+            raise AssertionError("".join(cls.log))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.send_signal(signal.SIGTERM)
+        cls.server.communicate(timeout=30)
+
+    def chat(self, text: str, *options: str, url=None, key="tiger"):
+        command = [OUTRIDER, "chat", "--url", url or self.url, "--api-key", key, "--temperature", "0", *options]
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+
+    def test_answers_are_those_of_a_loaded_model(self):
+        text = f"{APPLES}\n{AGES}\n/stats\n"
+        local = chat(text, "--spec-tokens", "3")
+        for url in (self.url, self.url + "/", self.url + "/v1"):
+            remote = self.chat(text, url=url)
+            self.assertEqual(remote.returncode, 0, remote.stderr)
+            seconds = re.compile(r"in [\d.]+ s")
+            self.assertEqual(seconds.sub("", remote.stdout), seconds.sub("", local.stdout))
+            figures = [re.sub(r"in [\d.]+ s, [\d.]+ tokens/s; first token after \d+ ms", "", line)
+                       for line in remote.stderr.splitlines()]
+            self.assertEqual(figures, [re.sub(r"in [\d.]+ s, [\d.]+ tokens/s; first token after \d+ ms", "", line)
+                                       for line in local.stderr.splitlines()])
+            self.assertIn("acceptance length", remote.stderr)
+
+    def test_the_model_may_be_named(self):
+        self.assertIn("#### 80", self.chat(AGES + "\n", "tiny").stdout)
+        run = self.chat(AGES + "\n", "another")
+        self.assertRegex(run.stderr, r"error: the server answered 404: .*another")
+
+    def test_sampling_values_are_sent(self):
+        run = self.chat(f"/set max-tokens 3\n{AGES}\n")
+        self.assertIn("; 3 tokens in", run.stderr)
+
+    def test_refusals_are_said_and_the_question_is_forgotten(self):
+        run = self.chat("apple " * 5000 + "\n" + AGES + "\n")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stderr, r"error: the server answered 400: .*4096")
+        self.assertIn("#### 80", run.stdout)
+        self.assertIn("error: the server answered 401", self.chat(AGES + "\n", key="lion").stderr)
+
+    def test_who_does_not_answer_ends_a_script(self):
+        run = self.chat(AGES + "\n" + AGES + "\n", url="http://127.0.0.1:1")
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertEqual(run.stderr.count("http://127.0.0.1:1: Connection refused"), 1)
+
+    def test_what_makes_no_sense_is_refused(self):
+        for options, why in ((["--spec-tokens", "3"], "--spec-tokens: has no effect with --url"),
+                             (["--url", "ftp://host"], "--url: 'ftp://host' is no address of a server"),
+                             (["--api-key", "a\nb"], "--api-key: a key is one line")):
+            run = self.chat(AGES + "\n", *options)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(why, run.stderr)
+            self.assertEqual(run.stdout, "")
+
+    def test_an_interrupt_ends_the_answer_and_not_the_program(self):
+        run = subprocess.Popen([OUTRIDER, "chat", "--url", self.url, "--api-key", "tiger", "--temperature", "0"],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run.stdin.write(b"/set min-tokens 3900\n" + APPLES.encode() + b"\n")
+        run.stdin.flush()
+        text = b""
+        while text.count(b"####") < 1:
+            text += os.read(run.stdout.fileno(), 4096)
+        run.send_signal(signal.SIGINT)
+        figures = run.stderr.readline()
+        self.assertIn(b"prompt tokens", figures)
+        self.assertLess(int(figures.split()[3]), 3900)
+        self.assertGreater(int(figures.split()[3]), 0)
+        run.stdin.write(b"/set min-tokens 0\n/reset\n" + AGES.encode() + b"\n")
+        out, err = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, 0, err)
+        self.assertIn(b"#### 80", out)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 // What watchers are told: the ring of step records, and each request's drafts step by step.
 #include "outrider/engine/step_log.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
+#include "tests/grammar/bundled_grammars.h"
 
 namespace outrider {
 namespace {
@@ -139,6 +143,42 @@ TEST(StepTraceTest, TellsEveryDraftAndWhatBecameOfIt) {
     EXPECT_EQ(counts.num_drafts, told.num_drafts);
     EXPECT_EQ(counts.accepted_per_position, told.accepted_per_position);
   }
+}
+
+// Why there were fewer drafts than k: of each step with fewer, and of no other.
+std::set<DraftLimit> LimitsOf(const TestEngineOptions& options, GenerationRequest request) {
+  const auto engine = MakeTestEngine(options);
+  std::set<DraftLimit> limits;
+  bool first = true;
+  engine->Submit(std::move(request), [&](RequestId, OutputDelta&& delta) {
+    for (const StepTrace& step : delta.steps) {
+      const bool fewer = std::cmp_less(step.drafts.size(), options.k);
+      EXPECT_EQ(step.draft_limit != DraftLimit::kNone, fewer && options.k > 0);
+      EXPECT_EQ(step.draft_limit == DraftLimit::kPrompt, std::exchange(first, false) && fewer);
+      limits.insert(step.draft_limit);
+    }
+  });
+  RunUntilIdle(*engine);
+  return limits;
+}
+
+TEST(StepTraceTest, TellsWhyThereAreFewerDrafts) {
+  using enum DraftLimit;
+  GenerationRequest request = ProblemRequest(1, true);
+  request.sampling.ignore_eos = true;
+  // Two tokens behind those of whole steps, or one, leave no room for three drafts.
+  EXPECT_EQ(LimitsOf({.k = 3}, request), (std::set{kNone, kPrompt, kLength}));
+  EXPECT_EQ(LimitsOf({.k = 3, .draft_ranges = {{1, 100, 2}}}, request),
+            (std::set{kPrompt, kSchedule, kLength}));
+  EXPECT_THAT(LimitsOf({.drafter = DrafterKind::kNgram, .k = 3}, request),
+              testing::IsSupersetOf({kPrompt, kDrafter}));
+  EXPECT_EQ(LimitsOf({.drafter = DrafterKind::kNone, .k = 0}, request), std::set{kNone});
+  GenerationRequest fewer = request;
+  fewer.num_speculative_tokens = 1;
+  EXPECT_THAT(LimitsOf({.k = 3}, fewer), testing::IsSupersetOf({kPrompt, kRequest}));
+  GenerationRequest digits = request;
+  digits.grammar.grammar = CompileText(GrammarKind::kRegex, "[0-9]{30}");
+  EXPECT_TRUE(LimitsOf({.k = 3}, digits).contains(kGrammar));
 }
 
 TEST(StepTraceTest, IsAbsentUnlessAskedFor) {

@@ -89,6 +89,7 @@ TEST(RequestSlotTest, NothingOfALifeBeforeIsLeft) {
   slot.prompt_logprobs.resize(1);
   EXPECT_EQ(Taken(slot, Tokens("a")).prompt_logprobs.size(), 1U);
   slot.drafts = Tokens("b");
+  slot.draft_limit = DraftLimit::kGrammar;
   slot.draft_probs.resize(5);
   slot.num_computed = 3;
   slot.ended = true;
@@ -98,6 +99,7 @@ TEST(RequestSlotTest, NothingOfALifeBeforeIsLeft) {
   slot.Admit({.parameters = parameters, .tokens = tokens, .cached_tokens = 1}, kEos, kBundledVocab,
              /*most_behind=*/0);
   EXPECT_THAT(slot.drafts, IsEmpty());
+  EXPECT_EQ(slot.draft_limit, DraftLimit::kNone);
   EXPECT_THAT(slot.draft_probs, IsEmpty());
   EXPECT_THAT(slot.prompt_logprobs, IsEmpty());
   EXPECT_EQ(slot.num_computed, 1);

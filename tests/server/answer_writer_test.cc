@@ -111,14 +111,15 @@ TEST(AnswerWriterTest, StepsByTheLetter) {
   options.speculation_metrics = SpeculationMetrics::kDetailed;
   CompletionWriter writer(Info(options), kEncoder);
   OutputDelta delta = Delta({72, 226, 33}, "");
-  delta.steps = {{{72, 73}, 1, 2}, {{}, 0, 1}};
+  delta.steps = {{{72, 73}, 1, 2, DraftLimit::kNone}, {{}, 0, 1, DraftLimit::kLength}};
   std::string out;
   writer.WriteDelta(0, delta, &out);
   EXPECT_NE(
-      out.find(R"("speculative_steps":[{"drafts":[{"id":72,"text":"H"},{"id":73,"text":"I"}],)"
-               R"("num_accepted":1,"tokens":[{"id":72,"text":"H"},)"
-               "{\"id\":226,\"text\":\"\xEF\xBF\xBD\",\"bytes\":[226]}]},"
-               R"({"drafts":[],"num_accepted":0,"tokens":[{"id":33,"text":"!"}]}]}]})"),
+      out.find(
+          R"("speculative_steps":[{"drafts":[{"id":72,"text":"H"},{"id":73,"text":"I"}],)"
+          R"("num_accepted":1,"tokens":[{"id":72,"text":"H"},)"
+          "{\"id\":226,\"text\":\"\xEF\xBF\xBD\",\"bytes\":[226]}]},"
+          R"({"drafts":[],"num_accepted":0,"tokens":[{"id":33,"text":"!"}],"draft_limit":"length"}]}]})"),
       std::string::npos)
       << out;
   delta = Delta({}, "", FinishReason::kStop);

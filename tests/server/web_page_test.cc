@@ -101,7 +101,11 @@ TEST(StepFeedTest, TellsWhatEveryStepRan) {
   HttpClient watcher(running.port());
   watcher.SendRequest("GET", "/debug/steps");
   const json limits = NextEvent(watcher);
-  EXPECT_EQ(limits, (json{{"num_speculative_tokens", 3}, {"max_model_len", 4096}}));
+  EXPECT_EQ(limits, (json{{"num_speculative_tokens", 3},
+                          {"max_model_len", 4096},
+                          {"drafter", nullptr},
+                          {"draft_length", nullptr},
+                          {"example_questions", json::array()}}));
   EXPECT_EQ(NextEvent(watcher), (json{{"steps", json::array()},
                                       {"skipped", 0},
                                       {"emitted_tokens", 0},
@@ -126,6 +130,24 @@ TEST(StepFeedTest, TellsWhatEveryStepRan) {
   EXPECT_EQ(steps[0]["accepted_drafts"], 3);
   EXPECT_EQ(steps[2]["accepted_drafts"], 1);
   EXPECT_EQ(steps[2]["emitted_tokens"], 2);
+}
+
+TEST(StepFeedTest, TheFirstEventSaysWhatDraftsAndWhatToAsk) {
+  ServerOptions options = TestServerOptions();
+  options.page_facts = {.drafter = "none",
+                        .drafter_reason = "the checkpoint has no \"MTP\" layer",
+                        .draft_length = "adaptive, 0 to 3",
+                        .draft_length_reason = "by the batch size",
+                        .example_questions = {"How old is Noa?", "1 + \u00e9?"}};
+  RunningServer running({}, options);
+  HttpClient watcher(running.port());
+  watcher.SendRequest("GET", "/debug/steps");
+  const json facts = NextEvent(watcher);
+  EXPECT_EQ(facts["drafter"],
+            (json{{"value", "none"}, {"reason", "the checkpoint has no \"MTP\" layer"}}));
+  EXPECT_EQ(facts["draft_length"],
+            (json{{"value", "adaptive, 0 to 3"}, {"reason", "by the batch size"}}));
+  EXPECT_EQ(facts["example_questions"], (json{"How old is Noa?", "1 + \u00e9?"}));
 }
 
 TEST(StepFeedTest, ListensOnlyWhileSomebodyReads) {

@@ -52,8 +52,12 @@ class Server:
 
     @classmethod
     def outrider(cls, *options):
-        command = [ARGUMENTS.outrider, "serve", MODEL, "--port", "0", "--spec-tokens", "3",
-                   "--served-model-name", "tiny-v3-mtp3"]
+        return cls.start("--spec-tokens", "3", *options)
+
+    @classmethod
+    def start(cls, *options):
+        """The bundled model, with no options but these."""
+        command = [ARGUMENTS.outrider, "serve", MODEL, "--port", "0", "--served-model-name", "tiny-v3-mtp3"]
         return cls([*command, *options], r"ready: .* on http://127\.0\.0\.1:(\d+)/")
 
     @classmethod
@@ -184,7 +188,35 @@ class Page:
         return json.loads(text)
 
     def text(self, answer):
-        return self.run("return arguments[0].querySelector('.text').textContent", answer)
+        """What the text view shows."""
+        self.view(answer, "text")
+        text = self.run("return arguments[0].querySelector('.text').innerText", answer)
+        self.view(answer, "tokens")
+        return text
+
+    def markup(self, answer):
+        """The elements of the text view, without attributes; `answer` has ended."""
+        self.view(answer, "text")
+        html = self.run("return arguments[0].querySelector('.text').innerHTML", answer)
+        self.view(answer, "tokens")
+        return re.sub(r"<(\w+)[^>]*>", r"<\1>", html)
+
+    def markdown(self, text, chunk=None):
+        """The elements that the page's own modules make of a text that comes `chunk` letters at a time."""
+        return self.driver.execute_async_script("""
+            const [text, chunk, done] = arguments;
+            import("/page/markdown_view.js").then(({MarkdownView}) => {
+              const element = document.createElement("div");
+              element.className = "text";
+              document.body.append(element);
+              const view = new MarkdownView(element);
+              for (let i = 0; i < text.length; i += chunk) {
+                view.append(text.slice(i, i + chunk));
+                view.draw();
+              }
+              element.remove();
+              done(element.innerHTML);
+            })""", text, chunk or len(text))
 
     def colour(self, selector, name="backgroundColor"):
         return self.run(f"return getComputedStyle(document.querySelector(arguments[0])).{name}", selector)
@@ -257,7 +289,14 @@ class WebPageTest(unittest.TestCase):
         self.assertEqual(answer.get_attribute("data-state"), "done")
         fields = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         expected = self.server.post("v1/chat/completions", fields)
-        self.assertEqual(page.text(answer), expected["choices"][0]["message"]["content"])
+        content = expected["choices"][0]["message"]["content"]
+        self.assertRegex(content, r"\n#### \d+$")
+        # As Markdown the last line is a heading; the tokens are those of the answer to the letter.
+        lines, number = content.split("\n#### ")
+        self.assertEqual(page.text(answer).split("\n\n"), [lines, number])
+        self.assertTrue(page.markup(answer).endswith(f"<h6>{number}</h6>"))
+        shown = page.run("return arguments[0].querySelector('.tokens').textContent", answer)
+        self.assertTrue(shown.startswith(content), shown)
         tokens = expected["usage"]["completion_tokens"]
         self.assertEqual(len(answer.find_elements(By.CSS_SELECTOR, ".token")), tokens)
         self.assertIn(f"{tokens} tokens", answer.find_element(By.TAG_NAME, "footer").text)
@@ -392,6 +431,218 @@ class WebPageTest(unittest.TestCase):
         self.assertEqual(second.get_attribute("data-state"), "stopped")
         roles = [message["role"] for message in page.request(second)["messages"]]
         self.assertEqual(roles, ["user", "assistant", "user"])
+
+    def test_answers_are_markdown(self):
+        page = self.page
+        written = (
+            "# Title\n\nSome **bold**, *italic* and `code *x*`,\nand 2*3*4 with snake_case_name.\n\n"
+            "- one\n  - inside\n- two\n\n3. third\n4. fourth\n\n"
+            "```python\ndef f(x):\n\treturn x < 1  # *no*\n```\n"
+            "| a | b |\n|---|--:|\n| `1` | 2 |\n\n> quoted\n\n---\n"
+            "[the page](https://example.org/a?b=c \"t\"), <https://example.org>, see https://example.org/d."
+        )
+        expected = (
+            "<h4>Title</h4><p>Some <strong>bold</strong>, <em>italic</em> and <code>code *x*</code>,<br>"
+            "and 2*3*4 with snake_case_name.</p><ul><li>one<ul><li>inside</li></ul></li><li>two</li></ul>"
+            "<ol><li>third</li><li>fourth</li></ol>"
+            "<pre><code>def f(x):\n\treturn x &lt; 1  # *no*</code></pre>"
+            "<div><table><thead><tr><th>a</th><th>b</th></tr></thead>"
+            "<tbody><tr><td><code>1</code></td><td>2</td></tr></tbody></table></div>"
+            "<blockquote><p>quoted</p></blockquote><hr>"
+            "<p><a>the page</a>, <a>https://example.org</a>, see <a>https://example.org/d</a>.</p>"
+        )
+        html = page.markdown(written)
+        self.assertEqual(re.sub(r"<(\w+)[^>]*>", r"<\1>", html), expected)
+        self.assertIn('href="https://example.org/a?b=c"', html)
+        self.assertEqual(html.count('rel="noopener noreferrer nofollow"'), 3)
+        self.assertIn('<ol start="3">', html)
+        self.assertIn('data-language="python"', html)
+        self.assertIn('<td class="right">2</td>', html)
+        # However the text comes, the elements are the same in the end; also where a line begins like a
+        # block that it is not.
+        feigned = "one\n#hashtag\n\ntwo\n>\nthree | four\n---|---x\n\n1. a\n\n- b\n``` x`y\n"
+        for text in (written, feigned):
+            for chunk in (1, 2, 7, 50):
+                self.assertEqual(page.markdown(text, chunk), page.markdown(text), (text, chunk))
+
+    def test_whole_blocks_stay_while_an_answer_grows(self):
+        kept = self.page.driver.execute_async_script("""
+            const done = arguments[0];
+            import("/page/markdown_view.js").then(({MarkdownView}) => {
+              const element = document.createElement("div");
+              const view = new MarkdownView(element);
+              view.append("first\\n\\nsecond\\n\\nthird\\n\\n");
+              view.draw();
+              const [first] = element.children;
+              for (const part of ["four", "th\\n", "\\nfifth"]) { view.append(part); view.draw(); }
+              done([first === element.children[0], element.children.length]);
+            })""")
+        self.assertEqual(kept, [True, 5])
+
+    def test_hostile_markdown(self):
+        page = self.page
+        hostile = [
+            "<script>hacked=1</script><img src=x onerror=hacked=1><a href='javascript:hacked=1'>a</a>",
+            "[a](javascript:hacked=1) [b](JaVaScRiPt:hacked=1) [c](java\nscript:hacked=1) ![d](data:text/html,x)",
+            "[e](vbscript:x) [f](file:///etc/passwd) [g](blob:x) [h](//evil.example/x) [i](/admin) <javascript:hacked=1>",
+            "[j](\x01javascript:hacked=1) [k](java\tscript:hacked=1) [l](&#106;avascript:hacked=1)",
+            '[m](https://example.org/"onmouseover="hacked=1) [n](https://example.org/<script>)',
+            "```\"><script>hacked=1</script>\n<script>hacked=1</script>\n```",
+            "| <img src=x onerror=hacked=1> |\n|---|\n| <svg onload=hacked=1> |",
+        ]
+        for text in hostile:
+            html = page.markdown(text)
+            tags = {"p", "br", "a", "pre", "code", "div", "table", "thead", "tbody", "tr", "th", "td"}
+            self.assertLessEqual(set(re.findall(r"<(\w+)", html)), tags, text)
+            for address in re.findall(r'href="([^"]*)"', html):
+                self.assertRegex(address, r"^(https?://|mailto:)", text)
+            self.assertNotRegex(re.sub(r'"[^"]*"', "", html), r"<[^>]* on\w+=", text)
+        self.assertEqual(page.run("return typeof hacked"), "undefined")
+        # A relative address or an unsafe scheme is shown as it was written.
+        self.assertEqual(page.markdown("[a](javascript:b)"), "<p>[a](javascript:b)</p>")
+        self.assertEqual(page.markdown("[a](/b)"), "<p>[a](/b)</p>")
+
+    def test_hostile_markdown_takes_no_long(self):
+        page = self.page
+        many = 60000
+        texts = {
+            "quotes": ">" * many, "lists": "- " * many + "x", "stars": "*a " * many, "brackets": "[" * many,
+            "links": "[a](" * many, "images": "![" * many, "marks": "**_[" * many, "angles": "<a:" * many,
+            "ticks": " ".join("`" * i for i in range(1, 300)), "pipes": ("|-" * 200 + "\n") * 300,
+            "indents": "\n".join(" " * i + "- a" for i in range(600)), "spaces": "# " + " " * many + "x",
+            "numbers": "1. " * many, "fences": "```\n" * many, "escapes": "\\" * many,
+        }
+        for name, text in texts.items():
+            depth, seconds, length = page.driver.execute_async_script("""
+                const [text, done] = arguments;
+                import("/page/markdown_view.js").then(({MarkdownView}) => {
+                  const element = document.createElement("div");
+                  const view = new MarkdownView(element);
+                  const start = performance.now();
+                  view.append(text);
+                  view.draw();
+                  const seconds = (performance.now() - start) / 1000;
+                  const walker = document.createTreeWalker(element, NodeFilter.SHOW_ELEMENT);
+                  let depth = 0;
+                  while (walker.nextNode()) {
+                    let here = 0;
+                    for (let node = walker.currentNode; node !== element; node = node.parentNode) here++;
+                    depth = Math.max(depth, here);
+                  }
+                  done([depth, seconds, element.textContent.length]);
+                })""", text)
+            self.assertLess(depth, 80, name)
+            self.assertLess(seconds, 5, name)
+
+    def test_questions_suit_the_model(self):
+        page = self.page
+        with open(os.path.join(MODEL, "example_questions.json")) as file:
+            questions = json.load(file)
+        offered = page.wait(lambda: [b.text for b in page.all("#prompts button")])
+        self.assertEqual(offered, questions)
+        page.open(self.stub)  # a model that says nothing of itself
+        general = page.wait(lambda: [b.text for b in page.all("#prompts button")])
+        self.assertEqual(len(general), 3)
+        self.assertFalse(set(general) & set(questions))
+        page.open(self.server)
+        page.wait(lambda: page.all("#prompts button"))[0].click()
+        self.assertEqual(page.one(".question").text, questions[0])
+        page.wait_for_end(0)
+
+    def test_why_there_are_fewer_drafts(self):
+        page = self.page
+        page.set("temperature", "0")
+        page.set("max_tokens", "14")
+        answer = page.ask(QUESTION)
+        told = self.limits(answer)
+        self.assertIn("length", told)
+        self.assertEqual(self.shown_limits(), told)
+        self.assertEqual(page.one(".limits").find_element(By.XPATH, "../h3").text, "Fewer than k = 3 drafts")
+        # What was chosen is what there was: only the end is told.
+        page.choose_drafts(1)
+        page.ask(QUESTION)
+        self.assertLessEqual(set(self.shown_limits()), {"prompt", "length"})
+        page.choose_drafts(0)
+        page.ask(QUESTION)
+        self.assertIn("the settings ask for k = 0", page.one(".draft-limits").text)
+
+    def test_why_a_server_drafts_fewer(self):
+        page = self.page
+        ranges = '{"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 100, 2]]}'
+        few = Server.start("--speculative-config", ranges)
+        none = Server.start("--spec-tokens", "0")
+        try:
+            page.open(few)
+            page.set("temperature", "0")
+            answer = page.ask(QUESTION)
+            told = self.limits(answer)
+            self.assertGreater(told["schedule"], 5)
+            self.assertEqual(self.shown_limits(), told)
+            self.assertIn("by batch size", page.one("[data-limit=schedule]").text)
+            page.one("#open-settings").click()
+            self.assertIn("by batch size", page.one(".draft-note").text)
+            page.one(".drawer-head button").click()
+            page.open(none)
+            page.run("""localStorage.setItem("outrider.settings", '{"k":3}')""")  # of a server before it
+            page.open(none)
+            page.ask(QUESTION)
+            self.assertIn("num_speculative_tokens is 0", page.wait(lambda: page.one(".draft-limits").text))
+            page.one("#open-settings").click()
+            notes = [note.text for note in page.all(".draft-note")]
+            page.one(".drawer-head button").click()
+            self.assertIn("k = 3 was chosen for another server", notes[0])
+            self.assertIn("This server drafts nothing: num_speculative_tokens is 0.", notes[1])
+        finally:
+            few.stop()
+            none.stop()
+
+    def limits(self, answer):
+        """Steps with fewer drafts than k by what limited them, as the stream told."""
+        counts = {}
+        for chunk in self.page.chunks(answer):
+            for step in chunk["choices"][0].get("speculative_steps", []) if chunk["choices"] else []:
+                if "draft_limit" in step:
+                    counts[step["draft_limit"]] = counts.get(step["draft_limit"], 0) + 1
+        return counts
+
+    def shown_limits(self):
+        rows = self.page.all(".limits li")
+        return {row.get_attribute("data-limit"): int(row.get_attribute("data-count")) for row in rows}
+
+    def test_bars_cover_nothing_that_is_scrolled_to(self):
+        page = self.page
+        for width, height in ((1280, 560), (360, 560)):
+            page.resize(width, height)
+            page.open(self.server)
+            for _ in range(3):
+                page.ask(QUESTION)
+            below = "Math.max(0, ...[...document.querySelectorAll('.bar, .live')]" \
+                    ".filter((e) => getComputedStyle(e).position === 'sticky')" \
+                    ".map((e) => e.getBoundingClientRect().bottom))"
+            above = "document.getElementById('composer').getBoundingClientRect().top"
+            for block in ("start", "end", "nearest"):
+                for index in (1, 2):
+                    page.run(f"scrollTo(0, {10000 if block == 'nearest' else 0})")
+                    place = page.run(f"""
+                        const question = document.querySelectorAll(".question")[arguments[0]];
+                        question.scrollIntoView({{block: arguments[1]}});
+                        const {{top, bottom}} = question.getBoundingClientRect();
+                        return [top - {below}, {above} - bottom]""", index, block)
+                    self.assertGreaterEqual(min(place), 0, (width, block, index))
+            # The keyboard scrolls, too: from step to step, and from button to button.
+            page.run("scrollTo(0, 0); document.querySelectorAll('.answer')[0].querySelector('.switch button').focus()")
+            for _ in range(18):
+                page.driver.switch_to.active_element.send_keys(Keys.TAB)
+                place = page.run(f"""
+                    const at = document.activeElement;
+                    if (!at.closest(".messages")) return null;
+                    const {{top, bottom}} = at.getClientRects()[0];
+                    return [top - {below}, {above} - bottom]""")
+                if place:
+                    self.assertGreaterEqual(min(place), 0, width)
+            page.one("#message").send_keys((Keys.SHIFT + Keys.ENTER + Keys.SHIFT) * 6)  # the composer grows
+            page.wait(lambda: page.run("return getComputedStyle(document.documentElement).getPropertyValue('--composer')")
+                      == f"{page.one('#composer').size['height']}px")
 
     def test_follows_large_updates_until_the_reader_scrolls(self):
         page = self.page

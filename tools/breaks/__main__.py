@@ -59,7 +59,7 @@ PLACE_OF = {  # of a test program, under tests/
     "tokenizer_test": "text",
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py"), "cli"),
-    **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute",
+    **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute", "generate",
                                          "grammar", "kernels", "layers", "networks", "openai", "ops", "options",
                                          "sampling", "schedule", "server")}}
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program

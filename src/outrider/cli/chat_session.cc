@@ -9,6 +9,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/cli/generate_request.h"
+#include "outrider/cli/remote_chat.h"
 #include "outrider/options/option_table.h"
 #include "outrider/options/option_value.h"
 #include "outrider/output/output_format.h"
@@ -95,7 +96,7 @@ std::string ChatSession::Set(std::string_view arguments) {
   return fmt::format("{} is {}\n", row->name, value);
 }
 
-openai::TokenRequest ChatSession::Ask(std::string_view message) {
+std::string ChatSession::MessagesWith(std::string_view message) {
   messages_.emplace_back("user", message);
   nlohmann::json messages = nlohmann::json::array();
   if (settings_.generate.system) {
@@ -104,12 +105,19 @@ openai::TokenRequest ChatSession::Ask(std::string_view message) {
   for (const auto& [role, content] : messages_) {
     messages.push_back({{"role", role}, {"content", content}});
   }
+  // A terminal may give invalid UTF-8, which JSON cannot hold.
+  return messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+openai::TokenRequest ChatSession::Ask(std::string_view message) {
   openai::TokenRequest request = SampledRequest(settings_.generate, defaults_);
   request.answer.chat = true;
-  // A terminal may give invalid UTF-8, which JSON cannot hold.
-  request.chat.messages_json =
-      messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  request.chat.messages_json = MessagesWith(message);
   return request;
+}
+
+std::string ChatSession::AskServer(std::string_view message, const std::string& name) {
+  return ChatBody(settings_.generate, MessagesWith(message), name);
 }
 
 void ChatSession::Answered(const OutputDelta& answer) {

@@ -33,6 +33,9 @@ class ChatSession {
   /// The request for an answer to `message`, behind all that was said.
   openai::TokenRequest Ask(std::string_view message);
 
+  /// The same as a body for a server that answers for the model `name` (RemoteChat).
+  std::string AskServer(std::string_view message, const std::string& name);
+
   /// Keeps the answer to the last Ask. Reasoning, up to the last </think>, is not repeated to the
   /// model; a question whose answer has no text is forgotten.
   void Answered(const OutputDelta& answer);
@@ -41,6 +44,8 @@ class ChatSession {
   void Withdraw();
 
  private:
+  /// The conversation with `message` at its end, as chat completions take it.
+  std::string MessagesWith(std::string_view message);
   std::string Set(std::string_view arguments);
   std::string Stats() const;
 

@@ -25,7 +25,7 @@ int Run(Invocation invocation) {
   const Command command = *invocation.command;
   const std::string default_level = command == Command::kServe ? "info" : "warning";
   InitLogging(settings.log_level.empty() ? default_level : settings.log_level, settings.log_format);
-  ResolveModelPaths(&settings);
+  if (settings.chat.url.empty()) ResolveModelPaths(&settings);
   switch (command) {
     case Command::kServe:
       return RunServe(settings, invocation.non_defaults);

@@ -14,6 +14,7 @@
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/server_options.h"
 #include "outrider/engine/engine_thread.h"
+#include "outrider/generate/model_defaults.h"
 #include "outrider/http/tls_context.h"
 #include "outrider/server/api_keys.h"
 #include "outrider/server/server.h"
@@ -59,6 +60,7 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   std::optional<KvEventPublisher> publisher;
   if (kv_events) publisher.emplace(*kv_events);
   PrepareChats(settings.engine);
+  ReadExampleQuestions(settings.engine.model);
   const LoadedEngine loaded = LoadWithProgress(
       settings.engine, StandardErrorStyle(settings.log_format, ProgressStyle::kLines));
   for (const std::string& line : MemoryLines(loaded.memory, loaded.engine->max_model_len())) {

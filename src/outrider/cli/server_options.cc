@@ -26,6 +26,21 @@ std::optional<TlsFiles> TlsFilesOf(const ServeSettings& serve) {
   return std::nullopt;
 }
 
+PageFacts MakePageFacts(const Settings& settings, const LoadedEngine& loaded) {
+  PageFacts facts;
+  facts.example_questions = ReadExampleQuestions(settings.engine.model);
+  for (const Decision& decision : loaded.decisions) {
+    if (decision.what == "drafter") {
+      facts.drafter = decision.value;
+      facts.drafter_reason = decision.why;
+    } else if (decision.what == "draft length") {
+      facts.draft_length = decision.value;
+      facts.draft_length_reason = decision.why;
+    }
+  }
+  return facts;
+}
+
 }  // namespace
 
 HttpServerOptions MakeHttpOptions(const ServeSettings& serve) {
@@ -80,6 +95,7 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
       ChooseOutputFormat(serve.tool_call_parser, serve.reasoning_parser, loaded.config.model_type,
                          loaded.chat_template.has_value() ? loaded.chat_template->source() : "");
   options.sampling_defaults = ModelSamplingDefaults(loaded.config);
+  options.page_facts = MakePageFacts(settings, loaded);
   return options;
 }
 

@@ -16,7 +16,8 @@ HttpServerOptions MakeHttpOptions(const ServeSettings& serve);
 /// The keys that are given, those of the file too. Throws Error for a file without any.
 std::vector<std::string> ApiKeysOf(const ServeSettings& serve);
 
-/// All options of a server in front of `loaded`, under the names of settings.serve.
+/// All options of a server in front of `loaded`, under the names of settings.serve. Throws Error
+/// for example questions in the model's folder that are none.
 ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& loaded);
 
 }  // namespace outrider::cli

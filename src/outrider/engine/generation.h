@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "outrider/execute/draft_limit.h"
 #include "outrider/grammar/request_grammar.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampling_params.h"
@@ -88,6 +89,7 @@ struct StepTrace {
   std::vector<int32_t> drafts;  // that were verified
   int32_t num_accepted = 0;
   int32_t num_tokens = 0;
+  DraftLimit draft_limit = DraftLimit::kNone;  // why it verified fewer drafts than k, if it did
 };
 
 /// What one step did for one request.

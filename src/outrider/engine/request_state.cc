@@ -91,7 +91,9 @@ int32_t RequestState::Emit(const RequestResult& result) {
     Finish(FinishReason::kStop, delta);
   }
   const auto taken = static_cast<int32_t>(delta.token_ids.size());
-  if (trace_steps_) delta.steps.assign(1, {result.drafts, verified.num_accepted, taken});
+  if (trace_steps_) {
+    delta.steps.assign(1, {result.drafts, verified.num_accepted, taken, result.draft_limit});
+  }
   sink_(id_, std::move(delta));
   return taken;
 }

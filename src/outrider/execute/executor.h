@@ -26,6 +26,7 @@
 #include <span>
 #include <vector>
 
+#include "outrider/execute/draft_limit.h"
 #include "outrider/execute/request_parameters.h"
 #include "outrider/ops/replayer.h"
 #include "outrider/ops/ticket.h"
@@ -47,7 +48,8 @@ struct SlotAdmission {
 struct RequestResult {
   /// False: the request had ended in the step before, and nothing ran.
   bool ran = false;
-  std::vector<int32_t> drafts;  // that were verified
+  std::vector<int32_t> drafts;                 // that were verified
+  DraftLimit draft_limit = DraftLimit::kNone;  // why there are no more of them
   /// When the plan samples the request. Tokens after one that ends it are for nobody.
   VerifiedTokens verified;
   bool grammar_failed = false;    // the grammar refused a token that its mask had allowed

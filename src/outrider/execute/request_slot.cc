@@ -34,6 +34,7 @@ void RequestSlot::Admit(const SlotAdmission& admission, std::span<const int32_t>
 void RequestSlot::Release() {
   parameters.reset();
   drafts.clear();
+  draft_limit = DraftLimit::kNone;
   draft_probs.clear();
   processors.reset();
   grammar.reset();
@@ -41,9 +42,13 @@ void RequestSlot::Release() {
   prompt_logprobs.clear();
 }
 
+int32_t RequestSlot::RequestedDrafts(int32_t wanted) const {
+  return std::min(wanted, parameters->num_speculative_tokens.value_or(wanted));
+}
+
 int32_t RequestSlot::UsefulDrafts(int32_t wanted) const {
   // The last of the remaining tokens is the bonus token of the verify step.
-  const int32_t most = std::min(wanted, parameters->num_speculative_tokens.value_or(wanted));
+  const int32_t most = RequestedDrafts(wanted);
   return std::clamp(parameters->max_total_tokens - num_tokens() - 1, 0, most);
 }
 

@@ -18,11 +18,12 @@ struct RequestSlot {
   std::vector<int32_t> tokens;                          // prompt and output; the last ones may be
                                                         // on the device (tokens_on_device.h)
   int32_t num_computed = 0;                             // of them, those whose KV is cached
-  int32_t state_tokens = 0;        // that the running state holds (kv/running_state.h)
-  bool restores_state = false;     // it is still the one that was found in the prefix cache
-  std::vector<int32_t> drafts;     // to be verified next, after `tokens`; may
-                                   // be on the device, but with a grammar
-  std::vector<float> draft_probs;  // [k, vocab] of rejection sampling; empty: certain
+  int32_t state_tokens = 0;     // that the running state holds (kv/running_state.h)
+  bool restores_state = false;  // it is still the one that was found in the prefix cache
+  std::vector<int32_t> drafts;  // to be verified next, after `tokens`; may
+                                // be on the device, but with a grammar
+  DraftLimit draft_limit = DraftLimit::kNone;  // why there are no more of them
+  std::vector<float> draft_probs;              // [k, vocab] of rejection sampling; empty: certain
   std::optional<LogitsProcessors> processors;  // what the sampling fields do to rows, if anything
   std::optional<RequestGrammar> grammar;       // after `tokens`
   bool ended = false;                          // by a token, its length or a dead end
@@ -37,7 +38,10 @@ struct RequestSlot {
              int32_t vocab_size, int32_t most_behind);
   void Release();
 
-  /// How many drafts of `wanted` the request can still use.
+  /// How many drafts of `wanted` the request asks for.
+  int32_t RequestedDrafts(int32_t wanted) const;
+
+  /// How many of these it can still use.
   int32_t UsefulDrafts(int32_t wanted) const;
 
   /// Goes on by what a step verified, up to the token that ends the request: its tokens from index

@@ -32,6 +32,8 @@ class SlotTable {
     At(slot).Release();
     --num_taken_;
   }
+  /// Whether requests get drafts at all.
+  bool have_drafts() const { return max_drafts_ > 0; }
   bool AllFree() const { return num_taken_ == 0; }
 
   /// See RequestSlot::Take.

@@ -45,6 +45,10 @@ void StepLayout::Assign(const StepPlan& plan, SlotTable& slots, std::span<Reques
     result.grammar_failed = result.grammar_complete = false;
     result.prompt_logprobs.clear();
     if (!result.ran) continue;
+    result.draft_limit = slot.draft_limit;
+    if (planned.phase != Phase::kDecode && slots.have_drafts()) {
+      result.draft_limit = DraftLimit::kPrompt;
+    }
     work_.push_back(WorkOf(planned, slot));
     slot.state_tokens = StateTokens(work_.back().context_length + planned.num_tokens);
     slot.restores_state = false;

@@ -249,6 +249,7 @@ void StepRunner::Propose() {
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
     RequestSlot& slot = step_.slot(*draft_rows_[i]);
     slot.drafts.assign(row, end);
+    const auto proposed = static_cast<int32_t>(slot.drafts.size());
     // Drafts that the grammar refuses need no verify row; but the first that was drawn for
     // rejection sampling does, as what replaces it depends on what it was drawn from.
     if (slot.grammar) {
@@ -258,8 +259,14 @@ void StepRunner::Propose() {
       const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
       slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
     }
-    outputs().num_drafts[step_.plan_index(*draft_rows_[i])] =
-        static_cast<int32_t>(slot.drafts.size());
+    const auto allowed_drafts = static_cast<int32_t>(slot.drafts.size());
+    slot.draft_limit = LimitOf({.most = first().max_drafts(),
+                                .scheduled = wanted_drafts_,
+                                .requested = slot.RequestedDrafts(wanted_drafts_),
+                                .useful = draft_requests_[i].num_drafts,
+                                .proposed = proposed,
+                                .allowed = allowed_drafts});
+    outputs().num_drafts[step_.plan_index(*draft_rows_[i])] = allowed_drafts;
   }
   FinishEntries();
 }

@@ -4,6 +4,10 @@
 #include <limits>
 #include <optional>
 
+#include "outrider/base/bounded_json.h"
+#include "outrider/base/error.h"
+#include "outrider/base/file.h"
+
 namespace outrider {
 
 openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {
@@ -22,6 +26,31 @@ openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {
   }
   defaults.repetition_penalty = number(config.default_repetition_penalty);
   return defaults;
+}
+
+std::vector<std::string> ReadExampleQuestions(const std::filesystem::path& model) {
+  constexpr uint64_t kMostBytes = 64 << 10;
+  constexpr size_t kMostQuestions = 8;
+  const std::filesystem::path path = model / "example_questions.json";
+  if (!std::filesystem::exists(path)) return {};
+  const auto refuse = [&](std::string_view why) {
+    throw InvalidArgument("{} {}", path.string(), why);
+  };
+  nlohmann::json list;
+  try {
+    list = ParseBoundedJson(ReadTextFile(path, kMostBytes), {.max_depth = 1, .max_values = 64});
+  } catch (const JsonFault& fault) {
+    refuse(fault.what());
+  }
+  std::vector<std::string> questions;
+  if (!list.is_array() || list.empty() || list.size() > kMostQuestions) {
+    refuse("must be a list of 1 to 8 questions");
+  }
+  for (const nlohmann::json& question : list) {
+    if (!question.is_string()) refuse("must hold strings only");
+    questions.push_back(question.get<std::string>());
+  }
+  return questions;
 }
 
 }  // namespace outrider

@@ -115,8 +115,9 @@ class HttpPostClient::Impl {
     const bool ipv6 = server_.host.find(':') != std::string::npos;
     const std::string request = fmt::format(
         "POST {} HTTP/1.1\r\nHost: {}{}{}:{}\r\nContent-Type: application/json\r\n"
-        "Content-Length: {}\r\n{}\r\n{}",
+        "Content-Length: {}\r\n{}{}\r\n{}",
         post.target, ipv6 ? "[" : "", server_.host, ipv6 ? "]" : "", server_.port, post.body.size(),
+        post.bearer.empty() ? "" : fmt::format("Authorization: Bearer {}\r\n", post.bearer),
         post.last ? "Connection: close\r\n" : "", post.body);
     error_code error;
     co_await stream.Write(asio::buffer(request), error);

@@ -14,6 +14,7 @@ namespace outrider {
 struct HttpPost {
   std::string target;  // path and query
   std::string body;    // JSON
+  std::string bearer;  // the server's API key; "": none
   bool last = false;   // the connection's last: the server is told to close it
   /// Takes a piece of the answer's body, without chunk framing, possibly empty. `end`: the answer
   /// is complete. Called at least once. What it throws, Run throws.

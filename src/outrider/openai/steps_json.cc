@@ -40,9 +40,13 @@ std::string StepsJson(const OutputDelta& delta, const PromptEncoder& encoder) {
   for (const StepTrace& step : delta.steps) {
     if (out.size() > 1) out += ',';
     const auto count = static_cast<size_t>(step.num_tokens);
-    out += fmt::format(R"({{"drafts":{},"num_accepted":{},"tokens":{}}})",
+    out += fmt::format(R"({{"drafts":{},"num_accepted":{},"tokens":{})",
                        TokensJson(step.drafts, encoder), step.num_accepted,
                        TokensJson(tokens.first(count), encoder));
+    if (step.draft_limit != DraftLimit::kNone) {
+      out += fmt::format(R"(,"draft_limit":"{}")", DraftLimitName(step.draft_limit));
+    }
+    out += '}';
     tokens = tokens.subspan(count);
   }
   return out + "]";

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <utility>
@@ -204,9 +205,21 @@ std::string CompletionOf(std::span<const std::string> arguments) {
   return CompletionScript(ParseShell("outrider completion", arguments.front()));
 }
 
+/// Options of an engine say nothing to a server that runs.
+void RefuseEngineOptions(const Layer& arguments) {
+  for (const auto& [row, value] : arguments) {
+    if (row->name == "model") continue;
+    const std::array<std::string_view, 3> useful = {"Input", "Sampling", "Logging"};
+    if (std::find(useful.begin(), useful.end(), row->group) != useful.end()) continue;
+    throw InvalidArgument("{}: has no effect with --url, where the server's own options hold",
+                          value.where);
+  }
+}
+
 void CheckComplete(Command command, const Settings& settings) {
   if (command == Command::kExplain && !settings.explain.batch.empty()) return;
   if (command == Command::kBenchKernels) return;
+  if (command == Command::kChat && !settings.chat.url.empty()) return;
   if (settings.engine.model.empty()) {
     throw InvalidArgument("outrider {} needs MODEL, the directory of a Hugging Face checkpoint",
                           CommandName(command));
@@ -321,7 +334,9 @@ Invocation ParseCommandLine(std::span<const std::string> given_arguments,
   if (parsed.config->count() > 0) config = parsed.config->results().back();
   if (config.has_value()) Apply(FileLayer(command, *config), invocation.settings, given);
   Apply(EnvironmentLayer(command, environment), invocation.settings, given);
-  Apply(ArgumentLayer(command, parsed), invocation.settings, given);
+  const Layer from_arguments = ArgumentLayer(command, parsed);
+  Apply(from_arguments, invocation.settings, given);
+  if (!invocation.settings.chat.url.empty()) RefuseEngineOptions(from_arguments);
   CheckComplete(command, invocation.settings);
 
   for (const auto& [name, text] : given) {

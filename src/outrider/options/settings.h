@@ -92,6 +92,12 @@ struct GenerateSettings {
   bool json = false;
 };
 
+/// `outrider chat`, beside GenerateSettings. With a url, engine.model is the name to ask for.
+struct ChatSettings {
+  std::string url;      // of a server that runs; "": the model is loaded
+  std::string api_key;  // the server's; "": none
+};
+
 /// `outrider bench`.
 struct BenchSettings {
   std::vector<int32_t> spec_tokens;  // rows of the table; empty: 0 up to the model's default
@@ -116,6 +122,7 @@ struct Settings {
   EngineOptions engine;
   ServeSettings serve;
   GenerateSettings generate;
+  ChatSettings chat;
   BenchSettings bench;
   ExplainSettings explain;
   std::string log_level;  // empty: "info" for serve, "warning" for the others

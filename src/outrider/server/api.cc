@@ -350,8 +350,8 @@ std::shared_ptr<HttpProducer> Api::ListenToSteps() {
   }
   auto feed = std::make_shared<StepFeed>(
       service_,
-      fmt::format(R"({{"num_speculative_tokens":{},"max_model_len":{}}})",
-                  options_.limits.num_speculative_tokens, options_.limits.max_model_len),
+      PageFactsJson(options_.page_facts, options_.limits.num_speculative_tokens,
+                    options_.limits.max_model_len),
       draining_);
   step_feeds_.push_back(feed);
   return feed;

@@ -17,6 +17,7 @@
 #include "outrider/output/output_format.h"
 #include "outrider/server/allowed_hosts.h"
 #include "outrider/server/api_keys.h"
+#include "outrider/server/page_facts.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
 #include "outrider/server/server_facts.h"
@@ -28,6 +29,7 @@ namespace outrider {
 
 struct ApiOptions {
   std::vector<std::string> served_model_names;  // at least one; answers carry the first
+  PageFacts page_facts;
   std::string model_root;                       // what /v1/models tells as "root"
   std::vector<std::string> api_keys;            // none: everybody may ask
   std::optional<int32_t> max_requests_per_key;  // at a time

@@ -32,6 +32,7 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.admin_key = options.admin_key;
   api.allowed_weight_dirs = options.allowed_weight_dirs;
   api.output_format = options.output_format;
+  api.page_facts = options.page_facts;
   api.limits.vocab_size = encoder.vocab_size();
   api.limits.max_model_len = options.max_model_len;
   api.limits.max_logprobs = options.max_logprobs;

@@ -12,6 +12,7 @@
 #include "outrider/http/http_server.h"
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
+#include "outrider/server/page_facts.h"
 #include "outrider/text/prompt_encoder.h"
 
 namespace outrider {
@@ -35,6 +36,7 @@ struct ServerOptions {
   /// `metrics.speculative_decoding` in answers to requests that do not say.
   openai::SpeculationMetrics speculation_metrics = openai::SpeculationMetrics::kOff;
   OutputFormat output_format;                  // how the model writes reasoning and tool calls
+  PageFacts page_facts;                        // what the web page is told
   openai::SamplingDefaults sampling_defaults;  // of generation_config.json
 };
 

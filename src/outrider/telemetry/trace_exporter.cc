@@ -32,36 +32,15 @@ void RequireSuccess(int status, std::string_view /*piece*/, bool end) {
 }  // namespace
 
 TracesEndpoint ParseTracesEndpoint(const std::string& where, const std::string& url) {
-  constexpr std::string_view kPlain = "http://";
-  constexpr std::string_view kTls = "https://";
-  const auto refuse = [&] {
-    return InvalidArgument(
+  std::optional<HttpAddress> endpoint = ParseHttpAddress(url, "4318");
+  if (!endpoint) {
+    throw InvalidArgument(
         "{}: '{}' is no address of a collector: give it as http://HOST:PORT or https://HOST:PORT, "
         "perhaps with a path",
         where, url);
-  };
-  const bool tls = url.starts_with(kTls);
-  if (!tls && !url.starts_with(kPlain)) throw refuse();
-  const std::string rest = url.substr((tls ? kTls : kPlain).size());
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  std::string host = rest.substr(0, slash);
-  TracesEndpoint endpoint{
-      .host = {}, .port = tls ? "443" : "4318", .path = rest.substr(slash), .tls = tls};
-  if (endpoint.path.size() <= 1) endpoint.path = "/v1/traces";
-  const size_t colon = host.rfind(':');
-  // A colon inside brackets belongs to an IPv6 address.
-  if (colon != std::string::npos && host.find(']', colon) == std::string::npos) {
-    endpoint.port = host.substr(colon + 1);
-    host.resize(colon);
   }
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const bool port_is_number = !endpoint.port.empty() && endpoint.port.size() <= 5 &&
-                              endpoint.port.find_first_not_of("0123456789") == std::string::npos;
-  if (host.empty() || !port_is_number || url.find_first_of(" \t\r\n") != std::string::npos) {
-    throw refuse();
-  }
-  endpoint.host = std::move(host);
-  return endpoint;
+  if (endpoint->path.size() <= 1) endpoint->path = "/v1/traces";
+  return *std::move(endpoint);
 }
 
 TraceExporter::TraceExporter(TracesEndpoint endpoint, const TraceExporterLimits& limits)

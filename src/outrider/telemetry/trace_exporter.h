@@ -10,17 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "outrider/http/http_address.h"
 #include "outrider/http/http_post_client.h"
 
 namespace outrider {
 
-/// http://HOST[:PORT][/PATH] or https://, taken apart.
-struct TracesEndpoint {
-  std::string host;
-  std::string port;  // unless given: 4318, the collectors' own; 443 with TLS
-  std::string path;  // /v1/traces unless given
-  bool tls = false;
-};
+/// A collector's address: without a port 4318, the collectors' own, or 443 with TLS; without a path
+/// /v1/traces.
+using TracesEndpoint = HttpAddress;
 
 /// Throws Error (kInvalidArgument) for what is no such address; `where` names the option.
 TracesEndpoint ParseTracesEndpoint(const std::string& where, const std::string& url);

@@ -1,8 +1,9 @@
-// One answer: what the stream brings, as text, as tokens by step, and as what went over the wire.
+// One answer: what the stream brings, as Markdown, as tokens by step, and as what went over the wire.
 
 import { Acceptance } from "./acceptance.js";
 import { apiKey } from "./api.js";
 import { button, el, rarely, shortNumber } from "./dom.js";
+import { MarkdownView } from "./markdown_view.js";
 import { TokenView } from "./token_view.js";
 
 const VIEWS = { text: "Text", tokens: "Tokens", raw: "Raw" };
@@ -48,6 +49,7 @@ export class Answer {
       copy: button("Copy text", "quiet", (event) => copy(event.target, this.text), hidden),
       retry: button("Try again", "quiet retry", (event) => this.retry(event), hidden),
     };
+    this.markdown = new MarkdownView(this.parts.text);
     this.parts.reasoning = el(
       "details",
       { class: "reasoning", hidden: true, open: true },
@@ -91,7 +93,13 @@ export class Answer {
       choice.setAttribute("aria-pressed", String(choice.dataset.view === view));
     }
     if (chosen) localStorage.setItem(VIEW_NAME, view);
-    if (view === "raw") this.drawRaw();
+    this.drawView();
+  }
+
+  /** What is not drawn while another view is chosen. */
+  drawView() {
+    if (this.view === "text") this.markdown.draw();
+    if (this.view === "raw") this.drawRaw();
   }
 
   /** Shows what a step drafted, beside the element `at`; null: no more. */
@@ -121,7 +129,7 @@ export class Answer {
 
   drawSoon = rarely(80, () => {
     this.drawFigures();
-    if (this.view === "raw") this.drawRaw();
+    this.drawView();
     this.actions.onChange(this);
   });
 
@@ -135,7 +143,7 @@ export class Answer {
     if (content) {
       if (!this.text) this.parts.reasoning.open = false;
       this.text += content;
-      this.parts.text.append(content);
+      this.markdown.append(content);
     }
     for (const step of choice.speculative_steps ?? []) {
       this.steps.push(step);

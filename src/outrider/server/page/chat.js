@@ -4,12 +4,11 @@ import { ApiError, events, request } from "./api.js";
 import { Answer } from "./answer.js";
 import { button, byId, el } from "./dom.js";
 
-const EXAMPLES = [
-  "Noa is 28 years old. Elsa is 29 years older than Noa. How old will Elsa be in 23 years?",
-  "Ada has 12 apples. At the market, Ada buys 7 more apples and then gives 5 to a friend. " +
-    "How many apples does Ada have now?",
-  "Hugo packs 14 boxes with 6 candles in each. There are 9 candles left over. " +
-    "How many candles are there in total?",
+// For models that bring no questions of their own.
+const GENERAL_QUESTIONS = [
+  "Explain in three short steps how a bicycle stays upright.",
+  "Write a Python function that tells whether a number is prime, and a table of what it says for 1 to 10.",
+  "What are the advantages and drawbacks of living by the sea? Answer as a list.",
 ];
 
 const NEAR_END = 40; // pixels: a reader who is this close to the end follows the answer
@@ -42,7 +41,19 @@ export class Chat {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
     });
     document.addEventListener("scroll", () => this.#onScroll(), { passive: true });
-    byId("prompts").append(...EXAMPLES.map((text) => button(text, "", () => this.send(text))));
+    // What is scrolled to stays clear of the composer, as tall as it is.
+    const composer = byId("composer");
+    new ResizeObserver(() => {
+      document.documentElement.style.setProperty("--composer", `${composer.offsetHeight}px`);
+    }).observe(composer);
+  }
+
+  /** Offers questions that suit the model; of none, general ones. */
+  suggest(questions) {
+    const shown = questions.length > 0 ? questions : GENERAL_QUESTIONS;
+    byId("prompts").replaceChildren(
+      ...shown.map((text) => button(text, "", () => this.send(text))),
+    );
   }
 
   #grow() {

@@ -1,6 +1,7 @@
 // The panel beside the chat: how well one answer was guessed.
 
 import { draftFate, tokenKind } from "./acceptance.js";
+import { chosenDrafts, serverRule, shortfalls, UNKNOWN_SERVER } from "./draft_limits.js";
 import { byId, el, percent, rarely, shortNumber, svg } from "./dom.js";
 
 const KINDS = ["accepted", "corrected", "bonus", "plain"];
@@ -163,15 +164,43 @@ function ladder(answer) {
   return section("Step by step", el("div", { class: "ladder" }, picture));
 }
 
+// Why there were fewer drafts than were chosen; null where there were not.
+function limits(answer, server) {
+  const chosen = chosenDrafts(answer.body, server);
+  const note = (text) => el("p", { class: "figures-empty draft-limits" }, text);
+  if (server.num_speculative_tokens === 0) {
+    return answer.sums.numDrafts > 0 ? null : note(serverRule(server) || "Nothing was drafted.");
+  }
+  if (chosen === 0) return note("Nothing was drafted: the settings ask for k = 0.");
+  const found = shortfalls(answer.steps, chosen, server);
+  if (found.length === 0) return null;
+  const row = ({ name, count, reason }) =>
+    el(
+      "li",
+      { "data-limit": name, "data-count": count },
+      el("b", {}, `${shortNumber(count)} ${count === 1 ? "step" : "steps"}`),
+      el("span", {}, reason),
+    );
+  const list = el("ul", { class: "limits draft-limits" }, ...found.map(row));
+  return section(`Fewer than k = ${chosen} drafts`, list);
+}
+
 /** Draws the figures of the answer that was chosen, and again while it grows. */
 export class Figures {
   #answer = null;
+  #server = UNKNOWN_SERVER;
 
   draw = rarely(120, () => this.#draw());
 
   /** An answer has `title`, `steps`, their `sums`, `look(step or null, element)`, `goTo(step)`. */
   show(answer) {
     this.#answer = answer;
+    this.draw();
+  }
+
+  /** What the server says of its drafts. */
+  setServer(server) {
+    this.#server = server;
     this.draw();
   }
 
@@ -196,10 +225,9 @@ export class Figures {
     const parts = [headline(sums), composition(sums)];
     if (sums.numDrafts > 0) {
       parts.push(el("div", { class: "pair" }, byPosition(sums), histogram(sums)));
-    } else {
-      const note = "Nothing was drafted: every step gave one token.";
-      parts.push(el("p", { class: "figures-empty" }, note));
     }
+    const why = limits(this.#answer, this.#server);
+    if (why) parts.push(why);
     parts.push(ladder(this.#answer));
     body.replaceChildren(...parts);
     const moved = body.querySelector(".ladder");

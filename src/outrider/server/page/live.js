@@ -13,9 +13,9 @@ export class Live {
   #now = { running: 0, waiting: 0, kv_cache_usage: 0 };
   #looked = null;
 
-  /** `onLimits` gets the first event, which says what the engine may run; `onServer` a state. */
-  constructor({ onLimits, onServer, askForKey }) {
-    Object.assign(this, { onLimits, onServer, askForKey });
+  /** `onFacts` gets the first event, what the server says of itself; `onServer` a state. */
+  constructor({ onFacts, onServer, askForKey }) {
+    Object.assign(this, { onFacts, onServer, askForKey });
     this.canvas = byId("live-canvas");
     this.readings = {};
     const reading = (name, label) => {
@@ -78,7 +78,7 @@ export class Live {
   async #listen(response) {
     for await (const data of events(response)) {
       const event = JSON.parse(data);
-      if (event.num_speculative_tokens !== undefined) this.onLimits(event);
+      if (event.num_speculative_tokens !== undefined) this.onFacts(event);
       if (event.steps) this.#take(event);
     }
   }

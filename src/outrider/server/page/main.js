@@ -87,12 +87,16 @@ async function showModel() {
 
 const settings = new Settings();
 const figures = new Figures();
+const chat = new Chat({ settings, figures, askForKey, onServer: setServerState });
 const live = new Live({
-  onLimits: (limits) => settings.setMostDrafts(limits.num_speculative_tokens),
+  onFacts: (server) => {
+    settings.setServer(server);
+    figures.setServer(server);
+    chat.suggest(server.example_questions);
+  },
   onServer: setServerState,
   askForKey,
 });
-new Chat({ settings, figures, askForKey, onServer: setServerState });
 setUpKeyDialog();
 setUpTheme(live);
 figures.draw();

@@ -1,5 +1,6 @@
 // The sampling drawer. What is left blank is not sent: then the server's default holds.
 
+import { serverRule, UNKNOWN_SERVER } from "./draft_limits.js";
 import { byId, el, readStored } from "./dom.js";
 
 const STORE_NAME = "outrider.settings";
@@ -41,7 +42,7 @@ const NUMBERS = [
 ];
 
 export class Settings {
-  k = 0;
+  #server = UNKNOWN_SERVER;
   #values = readStored(STORE_NAME);
 
   constructor() {
@@ -65,11 +66,14 @@ export class Settings {
     this.#draw();
   }
 
-  /** The engine's k, once it is known: bounds the choice of drafts. */
-  setMostDrafts(k) {
-    if (k === this.k) return;
-    this.k = k;
+  /** What the server says of its drafts: its k bounds the choice. */
+  setServer(server) {
+    this.#server = server;
     this.#draw();
+  }
+
+  get #k() {
+    return this.#server.num_speculative_tokens;
   }
 
   messages(turns) {
@@ -84,7 +88,7 @@ export class Settings {
       if (this.#values[name] !== undefined) fields[name] = this.#values[name];
     }
     if (this.#values.k !== undefined) {
-      fields.speculation = { num_speculative_tokens: Math.min(this.#values.k, this.k) };
+      fields.speculation = { num_speculative_tokens: Math.min(this.#values.k, this.#k) };
     }
     return fields;
   }
@@ -131,14 +135,26 @@ export class Settings {
       input.checked = this.#values.k === value;
       return el("label", {}, input, el("span", {}, name));
     };
-    const counts = Array.from({ length: this.k + 1 }, (_, k) => choice(k, `${k}`));
+    const counts = Array.from({ length: this.#k + 1 }, (_, k) => choice(k, `${k}`));
     return el(
       "fieldset",
       { class: "field" },
       el("legend", {}, "Drafts per step (k)"),
       el("div", { class: "switch" }, choice(undefined, "Default"), ...counts),
       el("small", {}, "changes the speed, never the answer"),
+      ...this.#draftNotes().map((note) => el("small", { class: "draft-note" }, note)),
     );
+  }
+
+  /** Why the number that was chosen is not what will be drafted. */
+  #draftNotes() {
+    const notes = [];
+    const chosen = this.#values.k;
+    if (chosen > this.#k && this.#server !== UNKNOWN_SERVER) {
+      notes.push(`k = ${chosen} was chosen for another server; this one drafts ${this.#k} at most.`);
+    }
+    const rule = serverRule(this.#server);
+    return rule ? [...notes, rule] : notes;
   }
 
   #number({ name, label, slider, help, ...bounds }) {
