@@ -91,6 +91,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
   parts.seed = options.seed;
+  if (options.enable_return_routed_experts) parts.routed = RoutedShapeOf(plan.config());
   if (plan.device() == DeviceKind::kCuda) {
     const MemoryReport& memory = loaded.memory;
     const int64_t weights =

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -136,11 +137,34 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .kv_dtype = kv_dtype_,
                      .form = form_,
                      .cache_groups = scheduler_.cache.groups});
+  PlanRoutedExperts();
   if (device() == DeviceKind::kCpu) PlanOtherDevice();
   std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
   MeasureRanks();
   PlanFirstCache();
   PlanHostMemory();
+}
+
+void EnginePlan::PlanRoutedExperts() {
+  constexpr const char* kFlag = "--enable-return-routed-experts";
+  if (!options_.enable_return_routed_experts) return;
+  const RoutedShape shape = RoutedShapeOf(config_);
+  if (shape.top_k == 0) {
+    throw InvalidArgument("{}: no layer of {} has experts", kFlag, options_.model);
+  }
+  for (const LayerSpec& layer : config_.layers) {
+    const MoeSpec* const moe = layer.moe();
+    if (moe == nullptr) continue;
+    if (moe->router.top_k != shape.top_k ||
+        moe->router.experts > std::numeric_limits<int16_t>::max()) {
+      throw InvalidArgument(
+          "{}: tells as many experts in every layer, with numbers of 16 bits; "
+          "the layers of {} have others",
+          kFlag, options_.model);
+    }
+  }
+  Decide("experts of tokens", fmt::format("told: {} layers of {}", shape.layers, shape.top_k),
+         kFlag);
 }
 
 void EnginePlan::PlanOtherDevice() {

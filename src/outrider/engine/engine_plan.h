@@ -167,6 +167,8 @@ class EnginePlan {
 
   /// Throws Error if so many ranks cannot share the model, or do not run on the device.
   void PlanRanks();
+  /// Throws Error where experts are to be told and no layer has any.
+  void PlanRoutedExperts();
   /// On a processor: whether a GPU would run the network.
   void PlanOtherDevice();
   void PlanNumbers();
