@@ -140,15 +140,43 @@ TEST(RequestStateTest, PromptLogprobsComeWithTheFirstTokenAndNotAgain) {
   SamplingParams sampling;
   sampling.prompt_logprobs = 0;
   OpenRequest request(sampling);
-  EXPECT_TRUE(request.state.needs_prompt_logits());
+  EXPECT_EQ(request.state.most_shared(), 0);
   RequestResult result;
   result.verified.tokens = {20};
   result.prompt_logprobs.resize(1);
   request.state.Emit(result);
   EXPECT_EQ(request.delta.prompt_logprobs.size(), 1U);
-  EXPECT_FALSE(request.state.needs_prompt_logits());
   request.Emit({21});
   EXPECT_TRUE(request.delta.prompt_logprobs.empty());
+}
+
+TEST(RequestStateTest, ExpertsAreTakenOnceAndEndBeforeTheLastToken) {
+  GenerationRequest given;
+  given.prompt_token_ids = {8, 9, 10};
+  given.sampling.max_tokens = 2;
+  given.experts_from = 1;
+  OutputDelta delta;
+  RequestState state(1, std::move(given), [&](RequestId, OutputDelta&& d) { delta = std::move(d); },
+                     nullptr, {}, 50, 0, {.layers = 2, .top_k = 1});
+  EXPECT_EQ(state.most_shared(), 1);
+  const auto take = [&](int32_t from, const std::vector<int16_t>& ids) {
+    RequestResult result;
+    result.experts = ids;
+    result.experts_from = from;
+    state.TakeExperts(result);
+  };
+  take(1, {1, 2});
+  take(0, {0, 0, 30, 30, 3, 4});  // computed again after a preemption
+  RequestResult result;
+  result.verified.tokens = {20};
+  state.Emit(result);
+  EXPECT_EQ(delta.experts, nullptr);
+  take(3, {5, 6, 7, 8});  // with the row of a draft behind the end
+  state.Emit(result);
+  ASSERT_NE(delta.experts, nullptr);
+  EXPECT_EQ(delta.experts->from, 1);
+  EXPECT_EQ(delta.experts->tokens, 3);
+  EXPECT_EQ(delta.experts->ids, (std::vector<int16_t>{1, 2, 3, 4, 5, 6}));
 }
 
 TEST(RequestStateTest, StopStringsAreLookedForAfterMinTokens) {

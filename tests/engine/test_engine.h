@@ -70,6 +70,7 @@ struct TestEngineOptions {
   const LateExecutor** late_executor = nullptr;      // with late_seed: is set to the executor
   /// Set: makes the executor, of a StepRunner's ranks.
   std::function<std::unique_ptr<Executor>(std::vector<RankParts>)> make_executor = nullptr;
+  bool tells_experts = false;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
 };
 
@@ -231,6 +232,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     if (options.late_executor != nullptr) *options.late_executor = late.get();
     parts.executor = std::move(late);
   }
+  if (options.tells_experts) parts.routed = RoutedShapeOf(ReadModelConfig(options.checkpoint));
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   if (options.measures_steps) {
@@ -258,6 +260,7 @@ struct Generated {
   std::string text;
   std::optional<FinishReason> finish_reason;
   RequestStats stats;
+  std::shared_ptr<const RoutedExperts> experts;
 
   void Take(OutputDelta&& delta) {
     tokens.insert(tokens.end(), delta.token_ids.begin(), delta.token_ids.end());
@@ -269,6 +272,7 @@ struct Generated {
     if (delta.finish_reason) {
       finish_reason = delta.finish_reason;
       stats = delta.stats;
+      experts = delta.experts;
     }
   }
 };

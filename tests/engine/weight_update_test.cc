@@ -150,6 +150,57 @@ TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeights
   }
 }
 
+// [tokens, numbers of a row] as rows.
+std::vector<std::vector<int16_t>> RowsOf(const RoutedExperts& experts) {
+  std::vector<std::vector<int16_t>> rows;
+  const auto size = static_cast<std::ptrdiff_t>(experts.shape.RowSize());
+  for (int32_t t = 0; t < experts.tokens; ++t) {
+    rows.emplace_back(experts.ids.begin() + t * size, experts.ids.begin() + (t + 1) * size);
+  }
+  return rows;
+}
+
+TEST_F(WeightUpdateTest, ExpertsAreThoseOfTheWeightsThatDrewTheToken) {
+  EngineOptions options = WholeOptions(kTarget);
+  options.enable_return_routed_experts = true;
+  options.max_num_batched_tokens = 8;
+  EngineOptions other_options = options;
+  other_options.model = changed_.string();
+  const LoadedEngine loaded = LoadWhole(options);
+  const LoadedEngine other = LoadWhole(other_options);
+  Engine& engine = *loaded.engine;
+  GenerationRequest request = UpdatedRequest();
+  request.experts_from = 0;
+  const size_t prompt = request.prompt_token_ids.size();
+  const auto before = RowsOf(*Answer(engine, request).experts);
+  Generated crossing;
+  Submit(engine, request, &crossing);
+  while (crossing.tokens.size() < 10) engine.Step();
+  const size_t first = crossing.tokens.size();
+  EXPECT_EQ(UpdateTo(engine, changed_), "");
+  RunUntilIdle(engine);
+  GenerationRequest given = request;
+  given.sampling.temperature = 0;
+  given.grammar.forced_tokens = crossing.tokens;
+  const auto scored = RowsOf(*Answer(*other.engine, given).experts);
+  const auto rows = RowsOf(*crossing.experts);
+  ASSERT_EQ(rows.size(), prompt + 60 - 1);
+  for (size_t t = 0; t < rows.size(); ++t) {
+    EXPECT_EQ(rows[t], t + 1 < prompt + first ? before[t] : scored[t]) << "token " << t;
+  }
+  EXPECT_NE(before.front(), scored.front());
+
+  // A prompt that had drawn nothing yet is the new weights' alone.
+  ASSERT_GT(prompt, 8);
+  Generated early;
+  EXPECT_EQ(UpdateTo(engine, kTarget), "");
+  Submit(engine, request, &early);
+  engine.Step();
+  EXPECT_EQ(UpdateTo(engine, changed_), "");
+  RunUntilIdle(engine);
+  EXPECT_EQ(RowsOf(*early.experts), RowsOf(*Answer(*other.engine, request).experts));
+}
+
 TEST_F(WeightUpdateTest, ABadFolderLeavesTheOldWeights) {
   const LoadedEngine loaded = LoadWhole(WholeOptions(kTarget));
   Engine& engine = *loaded.engine;

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider::cpu {
 namespace {
@@ -109,6 +112,33 @@ TEST(RouterTest, NanCountsAsTheLeastAndExpertsStayDifferent) {
   EXPECT_EQ(Route(spec, none, nullptr).ids, (std::vector<int32_t>{0, 1, 2, 3}));
   EXPECT_EQ(Route(spec, {0, 1, 2, 3, 4, 5, 6, kNan}, nullptr).ids,
             (std::vector<int32_t>{0, 1, 2, 3}));  // no sum, so no score
+}
+
+// What is told of rows is what their experts' products are made with: in order of choice, to rows
+// that other layers share.
+TEST(RouterTest, ChosenExpertsAreToldRowByRow) {
+  const CpuOps& ops = GetCpuOps(Isa::kReference);
+  ThreadPool pool(1);
+  Scratch arena = ops.MakeArena();
+  const Context context({ops, &pool}, arena, DType::kF32);
+  const Scratch::Frame frame(arena);
+  const Tensor logits = context.Rows(3, 8);
+  const std::vector<float> values = {0, 1, 2, 3, 4, 9, 8, 5,  // of row 0
+                                     7, 1, 0, 0, 0, 0, 9, 0,  // 1
+                                     0, 0, 0, 6, 5, 0, 0, 0};
+  std::ranges::copy(values, logits.floats().data);
+  RouterSpec spec = Spec(RouterScoring::kSoftmax, RouterMethod::kGreedy);
+  const Routing& routing =
+      ops.Route(context, spec, *ops.MakeStepInputs(), 0, ExpertWeights(), logits, nullptr);
+  const RoutedShape shape = {.layers = 3, .top_k = 2};
+  std::vector<int16_t> ids(4 * 6, -1);
+  const ChosenExpertsOfLayers all = {ids.data(), shape};
+  ops.ReadChosen(routing, all.Layer(1).From(1));
+  EXPECT_EQ(ids, (std::vector<int16_t>{-1, -1, -1, -1, -1, -1,  //
+                                       -1, -1, 5,  6,  -1, -1,  //
+                                       -1, -1, 6,  0,  -1, -1,  //
+                                       -1, -1, 3,  4,  -1, -1}));
+  EXPECT_EQ(ChosenExpertsOfLayers().Layer(1).From(1).ids, nullptr);
 }
 
 }  // namespace

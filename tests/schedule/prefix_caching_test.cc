@@ -40,16 +40,14 @@ class World {
   const StepPlan& plan() const { return plan_; }
 
   void Add(RequestId id, std::vector<int32_t> prompt, std::string_view salt = "",
-           bool computes_all = false) {
+           int32_t most_shared = std::numeric_limits<int32_t>::max()) {
     Request& r = requests_[id];
     r.prompt_length = static_cast<int32_t>(prompt.size());
     r.tokens = std::move(prompt);
     r.keys = hasher_.Start(salt);
     hasher_.Extend(r.tokens, r.keys);
-    scheduler_.Add({.id = id,
-                    .prompt_length = r.prompt_length,
-                    .keys = &r.keys,
-                    .computes_all = computes_all});
+    scheduler_.Add(
+        {.id = id, .prompt_length = r.prompt_length, .keys = &r.keys, .most_shared = most_shared});
   }
 
   /// Plans; the cached tokens of each admitted request.
@@ -121,10 +119,10 @@ TEST(PrefixCachingTest, TheBlocksOfALastStepAreFound) {
 
 TEST(PrefixCachingTest, WhoWantsAllRowsPublishesAndSharesNothing) {
   World world(Config(0));
-  world.Add(1, Tokens(10), "", /*computes_all=*/true);
+  world.Add(1, Tokens(10), "", /*most_shared=*/0);
   world.Plan();
   world.Commit(99);
-  world.Add(2, Tokens(10), "", /*computes_all=*/true);
+  world.Add(2, Tokens(10), "", /*most_shared=*/0);
   world.Add(3, Tokens(10));
   const auto cached = world.Plan();
   EXPECT_EQ(cached.at(2), 0);

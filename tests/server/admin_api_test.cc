@@ -72,6 +72,23 @@ TEST(AdminApiTest, PausesInEachWay) {
                                                      "wait prefixes", "keep", "abort", "prefixes"));
 }
 
+// SGLang's clients send either.
+TEST(AdminApiTest, FlushesTheCacheForGetToo) {
+  RunningServer running({}, AdminOptions());
+  HttpClient client(running.port());
+  const std::string key = "Authorization: Bearer admin\r\n";
+  EXPECT_EQ(client.Get("/flush_cache", key).status, 200);
+  EXPECT_EQ(client.Get("/flush_cache").status, 401);
+  EXPECT_EQ(client.Get("/reset_prefix_cache", key).status, 405);
+  EXPECT_THAT(running.engine.controls(), ElementsAre("prefixes"));
+  const auto allowed = [&](const char* path) {
+    client.SendRequest("PUT", path, "", key);
+    return client.Receive().headers["allow"];
+  };
+  EXPECT_EQ(allowed("/flush_cache"), "GET, POST, OPTIONS");
+  EXPECT_EQ(allowed("/sleep"), "POST, OPTIONS");
+}
+
 TEST(AdminApiTest, TellsThatItIsPaused) {
   RunningServer running({}, AdminOptions());
   const auto paused = [&] {

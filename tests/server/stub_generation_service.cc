@@ -19,6 +19,22 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+/// Of token t in layer l: 10 t + l, and 300 more.
+std::shared_ptr<const RoutedExperts> ExpertsOf(const GenerationRequest& request,
+                                               const RequestStats& stats) {
+  if (!request.experts_from) return nullptr;
+  RoutedExperts experts = {.from = *request.experts_from, .shape = {.layers = 2, .top_k = 2}};
+  const auto end = static_cast<int32_t>(request.prompt_token_ids.size()) +
+                   static_cast<int32_t>(stats.completion_tokens) - 1;
+  for (int32_t token = experts.from; token < end; ++token, ++experts.tokens) {
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      experts.ids.push_back(static_cast<int16_t>(10 * token + layer));
+      experts.ids.push_back(static_cast<int16_t>(10 * token + layer + 300));
+    }
+  }
+  return std::make_shared<const RoutedExperts>(std::move(experts));
+}
+
 }  // namespace
 
 std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
@@ -267,6 +283,7 @@ OutputDelta StubGenerationService::Step(Request& request) const {
     request.text.Flush(&delta.text);
     stats.total_seconds = now;
     delta.stats = stats;
+    delta.experts = ExpertsOf(request.request, stats);
   }
   return delta;
 }

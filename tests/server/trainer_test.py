@@ -6,6 +6,8 @@ Generation is asked for with the openai package. "Training" turns signs of some 
 """
 
 import argparse
+import base64
+import io
 import json
 import pathlib
 import shutil
@@ -17,6 +19,7 @@ import unittest
 import urllib.error
 import urllib.request
 
+import numpy
 import openai
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -57,7 +60,8 @@ class TrainerTest(unittest.TestCase):
         cls.server = serve_process.Server(
             PROGRAM, MODEL,
             ["--device", "cpu", "--enable-admin-api", ADMIN, "--allowed-weight-dirs", str(cls.weights),
-             "--kv-cache-memory-bytes", "64M", "--served-model-name", "tiny"])
+             "--kv-cache-memory-bytes", "64M", "--served-model-name", "tiny",
+             "--enable-return-routed-experts"])
         cls.server.__enter__()
         cls.base = f"http://127.0.0.1:{cls.server.address[1]}"
         cls.client = openai.OpenAI(base_url=cls.base + "/v1", api_key="-", max_retries=0, timeout=120)
@@ -155,6 +159,45 @@ class TrainerTest(unittest.TestCase):
         self.assertEqual(spans[-1]["version"], "two")
         scored = self.score(prompt, answer.token_ids)
         self.assertEqual(scored.logprobs.token_logprobs[-later:], answer.logprobs.token_logprobs[-later:])
+
+    def test_experts_of_tokens(self):
+        def load(choice):
+            return numpy.load(io.BytesIO(base64.b64decode(choice.routed_experts)))
+
+        prompt = [10, 300, 17, 99, 1000] * 12
+        answer = self.generate(prompt, seed=7)
+        experts = load(answer)
+        config = json.loads((MODEL / "config.json").read_text())
+        layers, top_k = config["num_hidden_layers"], config["num_experts_per_tok"]
+        self.assertEqual(experts.dtype, numpy.int16)
+        self.assertEqual(experts.shape, (60 + 24 - 1, layers, top_k))
+        dense = config["first_k_dense_replace"]
+        self.assertFalse(experts[:, :dense].any())
+        for layer in range(dense, layers):
+            self.assertEqual({len(set(row)) for row in experts[:, layer].tolist()}, {top_k})
+        self.assertLess(experts.max(), config["n_routed_experts"])
+
+        without_drafts = self.generate(prompt, seed=7, extra_body={
+            "return_token_ids": True, "ignore_eos": True, "speculation": {"num_speculative_tokens": 0}})
+        self.assertTrue(numpy.array_equal(load(without_drafts), experts))
+        self.assertTrue(numpy.array_equal(load(self.score(prompt, answer.token_ids)), experts))
+
+        # The next turn of a conversation: what was told is left out and comes from the cache.
+        turn = prompt + answer.token_ids + [5, 6, 7]
+        known = len(experts)
+        new = self.client.completions.create(
+            model="tiny", prompt=turn, max_tokens=4, temperature=0,
+            extra_body={"routed_experts_prompt_start": known, "ignore_eos": True})
+        self.assertEqual(load(new.choices[0]).shape, (4 + 4 - 1, layers, top_k))
+        self.assertGreater(new.usage.prompt_tokens_details.cached_tokens, 0)
+
+        # As SGLang's clients read them.
+        meta = self.call("/generate", {"input_ids": prompt, "return_routed_experts": True, "sampling_params": {
+            "max_new_tokens": 24, "temperature": 1, "sampling_seed": 7, "ignore_eos": True}})["meta_info"]
+        flat = numpy.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=numpy.int32)
+        self.assertTrue(numpy.array_equal(flat.reshape(-1, layers, top_k), experts))
+        self.assertTrue(self.call("/flush_cache", method="GET")["success"])
+        self.assertEqual(self.call("/server_info", method="GET")["tp_size"], 1)
 
     def test_sleeps_and_wakes(self):
         prompt = list(range(70, 90))

@@ -3,8 +3,8 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, small, sharing, states, plans,
-                                            hopper
+                                            experts, formats, sparse, small, sharing, states,
+                                            plans, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -32,6 +32,7 @@ import time
 
 import caches
 import eagle3
+import experts
 import formats
 import hopper
 import plans
@@ -65,8 +66,8 @@ PLACE_OF = {  # of a test program, under tests/
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
-         "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "small": small, "sharing": sharing, "states": states, "plans": plans,
+         "windows": windows, "caches": caches, "eagle3": eagle3, "experts": experts, "formats": formats,
+         "sparse": sparse, "small": small, "sharing": sharing, "states": states, "plans": plans,
          "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 

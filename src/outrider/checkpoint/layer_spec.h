@@ -186,6 +186,15 @@ struct MoeSpec {
 
 using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 
+/// The experts of a token, by layer: [layers, top_k] ids. Layers without experts have zeros.
+struct RoutedShape {
+  int64_t layers = 0;
+  int64_t top_k = 0;
+
+  int64_t RowSize() const { return layers * top_k; }
+  bool operator==(const RoutedShape&) const = default;
+};
+
 /// Residual streams that are mixed around every attention and MLP (manifold-constrained
 /// hyper-connections, arXiv:2512.24880).
 struct HyperConnectionSpec {

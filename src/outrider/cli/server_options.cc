@@ -90,6 +90,8 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.max_model_len = loaded.engine->max_model_len();
   options.max_logprobs = settings.engine.max_logprobs;
   options.num_speculative_tokens = loaded.engine->num_speculative_tokens();
+  options.tensor_parallel_size = settings.engine.tensor_parallel_size;
+  options.tells_experts = settings.engine.enable_return_routed_experts;
   options.speculation_metrics = serve.per_request_spec_decode_metrics;
   options.output_format =
       ChooseOutputFormat(serve.tool_call_parser, serve.reasoning_parser, loaded.config.model_type,

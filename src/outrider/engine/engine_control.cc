@@ -85,6 +85,7 @@ void EngineCore::UpdateWeights(const WeightUpdate& update) {
       update.version.empty() ? fmt::format("update-{}", num_updates_) : update.version);
   for (const auto& [id, state] : requests_) {
     state->SetWeightVersion(weight_version_);
+    state->ForgetExperts();
     if (state->block_keys) StartKeys(*state);
   }
 }

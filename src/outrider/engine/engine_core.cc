@@ -55,9 +55,9 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
 void EngineCore::Admit(Held held) {
   const RequestId id = held.id;
   const uint64_t seed = held.request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
-  auto state = std::make_unique<RequestState>(id, std::move(held.request), std::move(held.sink),
-                                              parts_.tokenizer, eos_token_ids_,
-                                              parts_.scheduler.max_model_len, seed);
+  auto state = std::make_unique<RequestState>(
+      id, std::move(held.request), std::move(held.sink), parts_.tokenizer, eos_token_ids_,
+      parts_.scheduler.max_model_len, seed, parts_.routed.value_or(RoutedShape{}));
   state->SetWeightVersion(weight_version_);
   if (parts_.prefix_caching) StartKeys(*state);
   scheduler_.Add({.id = id,
@@ -65,7 +65,7 @@ void EngineCore::Admit(Held held) {
                   .max_total_tokens = state->max_total_tokens(),
                   .priority = state->priority(),
                   .keys = state->block_keys ? &*state->block_keys : nullptr,
-                  .computes_all = state->needs_prompt_logits()});
+                  .most_shared = state->most_shared()});
   requests_.emplace(id, std::move(state));
 }
 
@@ -234,7 +234,7 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
   }
   for (const Admission& admission : plan.admitted) {
     RequestState& state = *requests_.at(admission.id);
-    const bool asks = state.block_keys && !state.needs_prompt_logits();
+    const bool asks = state.block_keys && state.most_shared() > 0;
     if (state.Scheduled(admission.cached_tokens) && asks) {
       counters_.prefix_cache_queries += state.prompt_length();
       counters_.prefix_cache_hits += admission.cached_tokens;
@@ -284,6 +284,7 @@ void EngineCore::EmitTokens(const StepPlan& plan, std::span<const RequestResult>
     // Ends by token or length are known to both sides, so they are known here first.
     OUTRIDER_CHECK(results[i].ran);
     outcomes_[i].state = state;
+    state->TakeExperts(results[i]);
     if (!planned.samples) continue;
     const int32_t accepted = results[i].verified.num_accepted;
     counters_.speculation.AddStep(static_cast<int32_t>(results[i].drafts.size()), accepted);

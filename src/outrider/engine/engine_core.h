@@ -37,7 +37,8 @@ struct EngineParts {
   std::optional<int32_t> max_num_queued_reqs;
   int32_t max_logprobs = 20;
   uint64_t seed = 0;
-  std::optional<GpuFigures> gpu;  // what is known at start
+  std::optional<RoutedShape> routed = {};  // of experts that requests may ask for; unset: of none
+  std::optional<GpuFigures> gpu;           // what is known at start
 };
 
 class EngineCore {

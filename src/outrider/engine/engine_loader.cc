@@ -171,6 +171,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
   parts.seed = options.seed;
+  parts.routed = plan.routed;
   if (plan.device == DeviceKind::kCuda) {
     const int64_t weights = planned.weights.first_rank();
     const int64_t cache = loaded.memory.kv_cache_bytes;

@@ -107,6 +107,9 @@ struct EngineOptions {
   std::optional<int32_t> max_num_queued_reqs = {};  // unset: no limit
   int32_t max_logprobs = 20;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  /// Requests may ask for the experts of their tokens (GenerationRequest::experts_from); on a
+  /// processor only.
+  bool enable_return_routed_experts = false;
   std::string weight_version = {};  // a name for the weights, in answers; "": none
   uint64_t seed = 0;                // seeds requests that bring none
   int32_t num_threads = 0;          // 0: all processors this process may use; of all ranks together

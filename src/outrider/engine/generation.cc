@@ -52,6 +52,7 @@ void JoinDeltas(OutputDelta&& later, OutputDelta* delta) {
     delta->finish_reason = later.finish_reason;
     delta->stop_reason = std::move(later.stop_reason);
     delta->stats = std::move(later.stats);
+    delta->experts = std::move(later.experts);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "outrider/checkpoint/layer_spec.h"
 #include "outrider/execute/draft_limit.h"
 #include "outrider/grammar/request_grammar.h"
 #include "outrider/sampling/logprobs.h"
@@ -29,6 +31,9 @@ struct GenerationRequest {
   int32_t priority = 0;      // lower runs first
   std::string cache_salt;    // requests with different salts share no cached prefix
   bool trace_steps = false;  // deltas tell what was drafted (OutputDelta::steps)
+  /// The experts of its tokens from this one on are told (OutputDelta::experts): 0 .. prompt
+  /// tokens. Tokens before it may come from the prefix cache, others are computed. Unset: of none.
+  std::optional<int32_t> experts_from;
 };
 
 /// kError: a fault of the engine's own; the stop reason says which.
@@ -92,6 +97,17 @@ struct StepTrace {
   DraftLimit draft_limit = DraftLimit::kNone;  // why it verified fewer drafts than k, if it did
 };
 
+/// The experts of a request's tokens in the target's layers: [tokens, layers, top_k] ids in order
+/// of choice, best first; zeros in layers without experts. The last token of an output has none: it
+/// went through no layer. Where weights were updated meanwhile, those of the pass that drew the
+/// token behind each.
+struct RoutedExperts {
+  int32_t from = 0;    // the first of the tokens
+  int32_t tokens = 0;  // prompt and output up to the last but one, less `from`
+  RoutedShape shape;
+  std::vector<int16_t> ids = {};
+};
+
 /// What one step did for one request.
 struct OutputDelta {
   std::vector<int32_t> token_ids;          // emitted in this step, stop token included
@@ -110,6 +126,7 @@ struct OutputDelta {
   /// what went wrong, for kError.
   std::variant<std::monostate, int32_t, std::string> stop_reason;
   RequestStats stats;
+  std::shared_ptr<const RoutedExperts> experts;  // null: nobody asked
 };
 
 /// Adds what came later to what came before of one request.

@@ -32,6 +32,19 @@ void CheckRequest(const GenerationRequest& request, const EngineCore& core) {
     throw InvalidArgument(
         "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
   }
+  if (const auto from = request.experts_from) {
+    if (!parts.routed) {
+      throw InvalidArgument(
+          "the experts of tokens are asked for (return_routed_experts), and this engine does not "
+          "tell them: start it with --enable-return-routed-experts");
+    }
+    if (*from < 0 || static_cast<size_t>(*from) > request.prompt_token_ids.size()) {
+      throw InvalidArgument(
+          "experts are asked for from token {} on (routed_experts_prompt_start): it must be 0 to "
+          "{}, the length of the prompt",
+          *from, request.prompt_token_ids.size());
+    }
+  }
   const auto ends = [&](int32_t id) {
     const auto eos = core.eos_token_ids();
     const auto& stops = request.sampling.stop_token_ids;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "outrider/base/error.h"
+
 namespace outrider {
 
 namespace {
@@ -18,7 +20,8 @@ std::shared_ptr<const RequestParameters> ParametersOf(GenerationRequest& request
       .seed = seed,
       .prompt_length = prompt_length,
       .max_total_tokens = static_cast<int32_t>(std::min<int64_t>(max_model_len, wanted)),
-      .num_speculative_tokens = request.num_speculative_tokens});
+      .num_speculative_tokens = request.num_speculative_tokens,
+      .experts_from = request.experts_from});
 }
 
 /// Whether one of a prompt's rows has logits that overflow: no log-probability of it is a number.
@@ -31,7 +34,7 @@ bool HasOverflownRow(const std::vector<PositionLogprobs>& prompt) {
 
 RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink sink,
                            const Tokenizer* tokenizer, std::span<const int32_t> eos_token_ids,
-                           int32_t max_model_len, uint64_t seed)
+                           int32_t max_model_len, uint64_t seed, RoutedShape routed)
     : id_(id),
       parameters_(ParametersOf(request, max_model_len, seed)),
       cache_salt_(std::move(request.cache_salt)),
@@ -49,6 +52,7 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
   }
   tokens_.reserve(static_cast<size_t>(max_total_tokens()));
   stats_.prompt_tokens = prompt_length();
+  experts_ = {.from = parameters_->experts_from.value_or(0), .shape = routed};
 }
 
 double RequestState::Elapsed() const {
@@ -96,6 +100,18 @@ int32_t RequestState::Emit(const RequestResult& result) {
   }
   sink_(id_, std::move(delta));
   return taken;
+}
+
+void RequestState::TakeExperts(const RequestResult& result) {
+  if (!parameters_->experts_from || result.experts.empty()) return;
+  // After a preemption tokens are computed again.
+  const int64_t size = experts_.shape.RowSize();
+  const int64_t next = experts_.from + static_cast<int64_t>(experts_.ids.size()) / size;
+  const auto rows = static_cast<int64_t>(result.experts.size()) / size;
+  OUTRIDER_CHECK(result.experts_from <= next);
+  const int64_t known = std::min(next - result.experts_from, rows);
+  const auto fresh = result.experts.subspan(static_cast<size_t>(known * size));
+  experts_.ids.insert(experts_.ids.end(), fresh.begin(), fresh.end());
 }
 
 void RequestState::Fail(const std::string& reason) {
@@ -149,6 +165,14 @@ void RequestState::Finish(FinishReason reason, OutputDelta& delta) {
   stats_.total_seconds = Elapsed();
   delta.finish_reason = finish_reason_;
   delta.stats = stats_;
+  if (!parameters_->experts_from) return;
+  // A step may have run rows behind the end.
+  const int64_t size = experts_.shape.RowSize();
+  const auto taken = static_cast<int64_t>(experts_.ids.size()) / size;
+  experts_.tokens =
+      static_cast<int32_t>(std::clamp<int64_t>(num_tokens() - 1 - experts_.from, 0, taken));
+  experts_.ids.resize(static_cast<size_t>(experts_.tokens * size));
+  delta.experts = std::make_shared<const RoutedExperts>(std::move(experts_));
 }
 
 // Whatever its text ends with.

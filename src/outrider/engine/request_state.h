@@ -22,9 +22,10 @@ class RequestState {
   using Clock = std::chrono::steady_clock;
 
   /// `eos_token_ids` end the request unless it ignores them; max_model_len bounds its tokens.
-  /// tokenizer may be null: then there is no text.
+  /// tokenizer may be null: then there is no text. `routed` is of the experts that results tell.
   RequestState(RequestId id, GenerationRequest request, OutputSink sink, const Tokenizer* tokenizer,
-               std::span<const int32_t> eos_token_ids, int32_t max_model_len, uint64_t seed);
+               std::span<const int32_t> eos_token_ids, int32_t max_model_len, uint64_t seed,
+               RoutedShape routed = {});
 
   RequestId id() const { return id_; }
   const std::shared_ptr<const RequestParameters>& parameters() const { return parameters_; }
@@ -35,15 +36,23 @@ class RequestState {
   int32_t max_total_tokens() const { return parameters_->max_total_tokens; }
   const std::string& cache_salt() const { return cache_salt_; }
   int32_t priority() const { return priority_; }
-  /// Whether rows of the prompt need logits, for prompt_logprobs: then every prompt token must be
-  /// computed, none taken from a prefix cache. Until the first token was emitted.
-  bool needs_prompt_logits() const {
-    return sampling().prompt_logprobs.has_value() && num_tokens() == prompt_length();
+  /// Most tokens of the prompt that may come from a prefix cache: others are computed, because
+  /// their rows need logits, for prompt_logprobs, or because their experts are told.
+  int32_t most_shared() const {
+    if (sampling().prompt_logprobs) return 0;
+    return parameters_->experts_from.value_or(prompt_length());
   }
 
   /// Takes the tokens that a step verified, up to the first that ends the request, and delivers
   /// them. Returns how many were taken.
   int32_t Emit(const RequestResult& result);
+
+  /// Keeps the experts of the tokens that a step has run, those it has not yet.
+  void TakeExperts(const RequestResult& result);
+  /// Before the first token: those of other weights that have drawn nothing.
+  void ForgetExperts() {
+    if (num_tokens() == prompt_length()) experts_.ids.clear();
+  }
 
   /// Ends the request early; delivers the last delta.
   void Abort();
@@ -88,7 +97,8 @@ class RequestState {
   std::shared_ptr<const std::string> weight_version_;
   Clock::time_point submitted_ = Clock::now();
   RequestStats stats_;
-  OutputDelta delta_;  // of the step at hand; keeps its memory when the sink leaves it
+  RoutedExperts experts_;  // so far, from the first token that is asked for on
+  OutputDelta delta_;      // of the step at hand; keeps its memory when the sink leaves it
 };
 
 }  // namespace outrider

@@ -56,6 +56,11 @@ struct RequestResult {
   bool grammar_complete = false;  // the output is a whole text of the grammar
   /// With the first token, when asked for: of the prompt's tokens from the second on.
   std::vector<PositionLogprobs> prompt_logprobs;
+  /// When the request asks for its experts: those of the rows that were run, drafts that were right
+  /// included, [rows, layers, top_k] of RoutedShapeOf. The first row is of token `experts_from`.
+  /// Valid until the next Launch.
+  std::span<const int16_t> experts;
+  int32_t experts_from = 0;
 };
 
 /// Seconds since the executor was made.

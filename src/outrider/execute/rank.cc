@@ -25,7 +25,8 @@ Rank::Rank(RankParts parts)
       logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance),
                    max_drafts()),
       attention_(parts_.model->attention()),
-      inputs_(ops().MakeStepInputs()) {
+      inputs_(ops().MakeStepInputs()),
+      routed_(RoutedShapeOf(parts_.model->config())) {
   ops().KeepTokens(parts_.num_slots * SlotPlaces::PerSlot(max_drafts()));
 }
 
@@ -33,7 +34,7 @@ void Rank::Admit(int32_t slot, int32_t cached_tokens) {
   if (parts_.drafter) parts_.drafter->Reset(slot, cached_tokens);
 }
 
-void Rank::Forward(const BatchLayout& layout) {
+void Rank::Forward(const BatchLayout& layout, bool tells_experts) {
   attention_.Assign(layout);
   inputs_->Assign(layout, attention_, RowCount::kRounded);
   const int64_t rows = inputs_->num_rows();
@@ -48,7 +49,18 @@ void Rank::Forward(const BatchLayout& layout) {
       taps_.push_back({layer, tapped_.Columns(column, width)});
     }
   }
-  parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps_);
+  TargetTaps taps = {.layers = taps_};
+  if (tells_experts && is_first()) {
+    experts_.assign(static_cast<size_t>(rows * routed_.RowSize()), 0);
+    taps.experts = {experts_.data(), routed_};
+  }
+  parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps);
+}
+
+std::span<const int16_t> Rank::ExpertsOf(int32_t first_row, int32_t rows) const {
+  const auto size = static_cast<size_t>(routed_.RowSize());
+  return std::span(experts_).subspan(static_cast<size_t>(first_row) * size,
+                                     static_cast<size_t>(rows) * size);
 }
 
 void Rank::Verify(const StepLayout& step) {

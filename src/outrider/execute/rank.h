@@ -52,8 +52,11 @@ class Rank {
   /// A slot has a request, whose first `cached_tokens` tokens come from the prefix cache.
   void Admit(int32_t slot, int32_t cached_tokens);
 
-  /// Runs the target over the rows of a layout.
-  void Forward(const BatchLayout& layout);
+  /// Runs the target over the rows of a layout. The first rank may be asked for their experts.
+  void Forward(const BatchLayout& layout, bool tells_experts = false);
+  /// Of the rows that Forward has run last, where it was asked: [rows, layers, top_k] of
+  /// RoutedShapeOf.
+  std::span<const int16_t> ExpertsOf(int32_t first_row, int32_t rows) const;
 
   // Tokens of the rows that Forward has run; see LogitsPass.
 
@@ -102,7 +105,9 @@ class Rank {
   Tensor hidden_;  // [rows of inputs_, the output width]
   Tensor tapped_;  // [rows of inputs_, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
-  std::vector<int32_t> drafts_;  // of a rank whose drafts nobody reads
+  RoutedShape routed_;
+  std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]
+  std::vector<int32_t> drafts_;   // of a rank whose drafts nobody reads
 };
 
 }  // namespace outrider

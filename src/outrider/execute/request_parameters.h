@@ -18,6 +18,8 @@ struct RequestParameters {
   int32_t max_total_tokens = 0;  // prompt and output; the request ends there
   /// Most drafts per step; unset: as many as the step asks for.
   std::optional<int32_t> num_speculative_tokens;
+  /// The experts of its tokens from this one on are told; unset: of none.
+  std::optional<int32_t> experts_from;
 };
 
 enum class TokenEnd : uint8_t { kGoesOn, kEos, kStopToken };

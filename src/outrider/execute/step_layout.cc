@@ -34,6 +34,7 @@ RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) {
 void StepLayout::Assign(const StepPlan& plan, SlotTable& slots, std::span<RequestResult> results) {
   work_.clear();
   requests_.clear();
+  tells_experts_ = false;
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
     RequestSlot& slot = slots.At(planned.slot);
@@ -44,11 +45,13 @@ void StepLayout::Assign(const StepPlan& plan, SlotTable& slots, std::span<Reques
     result.drafts.clear();
     result.grammar_failed = result.grammar_complete = false;
     result.prompt_logprobs.clear();
+    result.experts = {};
     if (!result.ran) continue;
     result.draft_limit = slot.draft_limit;
     if (planned.phase != Phase::kDecode && slots.have_drafts()) {
       result.draft_limit = DraftLimit::kPrompt;
     }
+    tells_experts_ = tells_experts_ || slot.parameters->experts_from;
     work_.push_back(WorkOf(planned, slot));
     slot.state_tokens = StateTokens(work_.back().context_length + planned.num_tokens);
     slot.restores_state = false;

@@ -32,6 +32,8 @@ class StepLayout {
   RequestResult& result(const RequestRows& rows) const { return *requests_[Index(rows)].result; }
   /// The request's place in the plan.
   size_t plan_index(const RequestRows& rows) const { return requests_[Index(rows)].plan_index; }
+  /// Whether a request asks for the experts of its tokens.
+  bool tells_experts() const { return tells_experts_; }
   /// As the plan says.
   bool publishes(const RequestRows& rows) const { return requests_[Index(rows)].publishes; }
 
@@ -48,6 +50,7 @@ class StepLayout {
   BatchLayout rows_;
   std::vector<RequestWork> work_;
   std::vector<Request> requests_;  // by index of the work
+  bool tells_experts_ = false;
 };
 
 }  // namespace outrider

@@ -73,7 +73,7 @@ Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
   if (!step_.empty()) {
     {
       const Stopwatch watch(seconds_.forward);
-      ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows()); });
+      ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows(), step_.tells_experts()); });
     }
     {
       const Stopwatch watch(seconds_.verify);
@@ -143,7 +143,12 @@ void StepRunner::Take(const RequestRows& rows) {
   RequestSlot& slot = step_.slot(rows);
   RequestResult& result = step_.result(rows);
   const int32_t accepted = work.samples ? result.verified.num_accepted : 0;
-  slot.num_computed = StartOfDrafts(rows, accepted).frontier + 1;
+  const DraftStart start = StartOfDrafts(rows, accepted);
+  slot.num_computed = start.frontier + 1;
+  if (slot.parameters->experts_from) {
+    result.experts = first().ExpertsOf(rows.first_row, rows.query_length - start.num_rejected);
+    result.experts_from = rows.context_length;
+  }
   if (!work.samples) return;
   for (const int32_t draft : work.draft_tokens) {
     result.drafts.push_back(first().ops().ReadToken(draft));

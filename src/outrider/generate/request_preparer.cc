@@ -344,6 +344,7 @@ PreparedRequest RequestPreparer::Prepare(
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;
       one.num_speculative_tokens = request.num_speculative_tokens;
+      one.experts_from = request.experts_from;
       one.trace_steps = request.answer.speculation_metrics == openai::SpeculationMetrics::kDetailed;
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
       if (!request.given_answer.empty()) GiveAnswer(request.given_answer, &one);

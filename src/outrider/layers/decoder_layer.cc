@@ -59,11 +59,12 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
   }
 }
 
-void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs, Tensor h,
+void Mlp(const Context& context, const DecoderLayer& layer, const LayerStep& step, Tensor h,
          Tensor x, const NormOut& norm) {
   const LayerWeights& w = layer.weights;
   if (const MoeSpec* moe = layer.spec.moe()) {
-    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, h, x, norm);
+    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), step.inputs, h, x, norm,
+                     step.chosen);
   } else {
     DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x, norm);
   }
@@ -75,7 +76,7 @@ void DecoderLayerForward(const Context& context, const DecoderLayer& layer, cons
                          const LayerCaches& caches, Tensor x, Tensor h, const NormOut& norm) {
   Attention(context, layer, step, caches, h, x);
   context.ops.Norm(context, x, layer.weights.post_attention_norm, layer.norm_eps, h);
-  Mlp(context, layer, step.inputs, h, x, norm);
+  Mlp(context, layer, step, h, x, norm);
 }
 
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,

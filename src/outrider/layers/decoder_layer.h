@@ -32,6 +32,7 @@ struct LayerStep {
   const StepInputs& inputs;
   std::span<const Rotary> rotary;  // by kind
   StateCache state = {};           // of linear attention
+  ChosenExperts chosen = {};       // of this layer, where somebody asks
 };
 
 /// What a layer keeps in the cache; index_keys where it has an indexer.

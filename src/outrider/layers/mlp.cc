@@ -26,7 +26,7 @@ void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeight
 /// h, x: the rows of the step from first_row on.
 void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w,
                 const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x,
-                const NormOut& norm) {
+                const NormOut& norm, ChosenExperts chosen) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const Tensor scores = context.Rows(h.rows, spec.router.experts);
@@ -37,6 +37,7 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
                                              w.token_experts)
           : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores,
                              w.router_bias);
+  if (chosen.ids != nullptr) ops.chosen_experts()->ReadChosen(routing, chosen);
   const ExpertRows inner = ops.moe()->ExpertGateUp(context, w.experts,
                                                    {.routed = static_cast<float>(spec.limit),
                                                     .shared = static_cast<float>(spec.shared_limit),
@@ -64,10 +65,11 @@ void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights
 }
 
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm) {
+                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm,
+                      ChosenExperts chosen) {
   ForTiles(context, h.rows, [&](int64_t first, int64_t count) {
     ExpertTile(context, spec, weights, inputs, static_cast<int32_t>(first), h.Rows(first, count),
-               x.Rows(first, count), norm.Rows(first, count));
+               x.Rows(first, count), norm.Rows(first, count), chosen.From(first));
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "outrider/checkpoint/layer_spec.h"
+#include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -24,8 +25,10 @@ void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights
               Tensor x, const NormOut& norm = {});
 
 /// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; then the norm
-/// of x. h, x [rows, hidden], all rows of the step. norm.out may be h.
+/// of x. h, x [rows, hidden], all rows of the step. norm.out may be h. Tells the rows' experts
+/// where somebody asks, on a device that can (Ops::chosen_experts).
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm = {});
+                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm = {},
+                      ChosenExperts chosen = {});
 
 }  // namespace outrider

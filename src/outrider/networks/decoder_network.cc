@@ -23,19 +23,21 @@ LayerCaches DecoderNetwork::CachesOf(KvCache& cache, int32_t index) const {
 
 void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embedding,
                                std::span<const DecoderLayer> layers, const StepInputs& inputs,
-                               KvCache& cache, std::span<const LayerTap> taps, Tensor x,
+                               KvCache& cache, const TargetTaps& taps, Tensor x,
                                const NormOut& norm) {
-  const LayerStep step = StepOf(context, inputs, cache);
+  std::span<const LayerTap> layer_taps = taps.layers;
+  LayerStep step = StepOf(context, inputs, cache);
   const Tensor h = context.Activations(x.rows, x.cols);
   context.ops.Embed(context, embedding, inputs, false, x);
   context.ops.Norm(context, x, layers.front().weights.input_norm, layers.front().norm_eps, h);
   for (size_t i = 0; i < layers.size(); ++i) {
     const DecoderLayer* const next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
     const auto layer = static_cast<int32_t>(i);
+    step.chosen = taps.experts.Layer(layer);
     DecoderLayerForward(
         context, layers[i], step, CachesOf(cache, layer), x, h,
         next == nullptr ? norm : NormOut{next->weights.input_norm, next->norm_eps, h});
-    taps = FillTaps(context, taps, layer, x);
+    layer_taps = FillTaps(context, layer_taps, layer, x);
   }
 }
 

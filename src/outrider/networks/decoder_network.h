@@ -27,10 +27,11 @@ class DecoderNetwork : public Network {
   /// Gives a layer the number of its rotary embedding; once per layer, before the first step.
   void AddRotary(DecoderLayer& layer) { layer.rotary_kind = rotary_.Add(layer.spec.rotary); }
 
-  /// x [rows, hidden] = the residual stream after all layers, then its norm. Fills the taps.
+  /// x [rows, hidden] = the residual stream after all layers, then its norm. Fills the taps, and
+  /// tells the experts.
   void RunLayers(const Context& context, const TokenTable& embedding,
                  std::span<const DecoderLayer> layers, const StepInputs& inputs, KvCache& cache,
-                 std::span<const LayerTap> taps, Tensor x, const NormOut& norm);
+                 const TargetTaps& taps, Tensor x, const NormOut& norm);
 
   /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, then the norm of the pass's
   /// outputs. The residual stream of these outputs, in the arena: [outputs' rows, hidden]; it may

@@ -13,7 +13,7 @@ DeepSeekNetwork::DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights,
 }
 
 void DeepSeekNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                                std::span<const LayerTap> taps) {
+                                const TargetTaps& taps) {
   const Context context = MakeContext();
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
   RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x,

@@ -81,7 +81,7 @@ void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
   const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
   ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
   ops.SetZero(context, y);
-  MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y);
+  MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
   ops.hyper()->HyperAdd(context, streams_, mixing, y, streams);
 }
 

@@ -19,6 +19,7 @@ class DeepSeekV4Layers {
     KvCache& cache;
     std::span<const Rotary> rotary;  // by kind
     bool in_blocks = false;          // CompressedStep::in_blocks
+    ChosenExperts chosen = {};       // of the layer to run, where somebody asks
   };
 
   explicit DeepSeekV4Layers(const ModelConfig& config);
@@ -34,7 +35,7 @@ class DeepSeekV4Layers {
   /// Memory of it lives in the arena.
   Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
                 bool in_blocks = false) {
-    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks};
+    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks, {}};
   }
 
   /// Copies the first stream of every row to the others.

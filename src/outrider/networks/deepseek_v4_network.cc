@@ -38,17 +38,20 @@ DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weigh
 }
 
 void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                                  std::span<const LayerTap> taps) {
+                                  const TargetTaps& taps) {
   const Context context = MakeContext();
-  const auto step = layers_.MakeStep(context, inputs, cache);
+  auto step = layers_.MakeStep(context, inputs, cache);
+  std::span<const LayerTap> layer_taps = taps.layers;
   const int64_t width = layers_.hidden_size();
   const Tensor streams = hidden.Rows(0, inputs.num_rows());
   context.ops.Embed(context, weights_.embedding, inputs, false, streams.Columns(0, width));
   layers_.RepeatFirstStream(context, streams);
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    step.chosen = taps.experts.Layer(static_cast<int64_t>(i));
     layers_.Run(context, i, step, streams);
-    for (; !taps.empty() && std::cmp_equal(taps.front().layer, i); taps = taps.subspan(1)) {
-      context.ops.hyper()->HyperMean(context, layers_.streams(), streams, taps.front().out);
+    for (; !layer_taps.empty() && std::cmp_equal(layer_taps.front().layer, i);
+         layer_taps = layer_taps.subspan(1)) {
+      context.ops.hyper()->HyperMean(context, layers_.streams(), streams, layer_taps.front().out);
     }
   }
 }

@@ -20,7 +20,7 @@ HybridNetwork::HybridNetwork(ModelConfig config, HybridWeights weights,
 }
 
 void HybridNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                              std::span<const LayerTap> taps) {
+                              const TargetTaps& taps) {
   const Context context = MakeContext();
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
   RunLayers(

@@ -111,6 +111,14 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
   return cache;
 }
 
+RoutedShape RoutedShapeOf(const ModelConfig& config) {
+  RoutedShape shape = {.layers = config.num_hidden_layers()};
+  for (const LayerSpec& layer : config.layers) {
+    if (const MoeSpec* moe = layer.moe()) shape.top_k = std::max(shape.top_k, moe->router.top_k);
+  }
+  return shape;
+}
+
 int32_t FirstCacheLayer(const ModelConfig& config, int64_t index) {
   int32_t first = 0;
   for (int64_t i = 0; i < index; ++i) {
@@ -142,15 +150,17 @@ void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
 }
 
 void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                      std::span<const LayerTap> taps) {
+                      const TargetTaps& taps) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(arena_);
-  OUTRIDER_CHECK(std::ranges::is_sorted(taps, {}, &LayerTap::layer));
-  OUTRIDER_CHECK(taps.empty() ||
-                 (taps.front().layer >= 0 && taps.back().layer < config_.num_hidden_layers()));
+  const std::span<const LayerTap> layers = taps.layers;
+  OUTRIDER_CHECK(std::ranges::is_sorted(layers, {}, &LayerTap::layer));
+  OUTRIDER_CHECK(layers.empty() ||
+                 (layers.front().layer >= 0 && layers.back().layer < config_.num_hidden_layers()));
+  OUTRIDER_CHECK(taps.experts.ids == nullptr || options_.device.ops.chosen_experts() != nullptr);
   RunKey key;
   key.Add(kTarget).Add(cache.layer(0).data).Add(hidden);
-  for (const LayerTap& tap : taps) key.Add(tap.layer).Add(tap.out);
+  for (const LayerTap& tap : layers) key.Add(tap.layer).Add(tap.out);
   const auto run = [&] { RunTarget(inputs, cache, hidden, taps); };
   replayer_->Run(key, std::array{&inputs}, std::ref(run));
 }

@@ -15,6 +15,7 @@
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/kv/cache_form.h"
 #include "outrider/ops/kv_cache.h"
+#include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -49,6 +50,17 @@ struct LayerTap {
   int32_t layer = 0;
   Tensor out;
 };
+
+/// What a pass of the target gives beside its output.
+struct TargetTaps {
+  std::span<const LayerTap> layers = {};  // in order of layer
+  /// [rows, layers, top_k] of RoutedShapeOf: the ids of each row's experts. Layers without experts
+  /// write nothing. On a device that tells them (Ops::chosen_experts).
+  ChosenExpertsOfLayers experts = {};
+};
+
+/// The experts of a token in the target's layers; top_k is 0 where no layer has any.
+RoutedShape RoutedShapeOf(const ModelConfig& config);
 
 /// A pass of one draft module. Its rows' token ids are those that follow each row's position by m +
 /// 1.
@@ -86,9 +98,12 @@ class Network {
   }
 
   /// Runs the target over rows. hidden [rows, output_width]: what the target's head and the first
-  /// MTP module read, one row behind the other. Fills the taps, which are in order of layer.
+  /// MTP module read, one row behind the other. Fills the taps.
+  void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden, const TargetTaps& taps);
   void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-               std::span<const LayerTap> taps = {});
+               std::span<const LayerTap> taps = {}) {
+    Forward(inputs, cache, hidden, TargetTaps{.layers = taps});
+  }
   /// Runs the rows of a layout, which are counted exactly.
   void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
@@ -143,7 +158,7 @@ class Network {
   Network(ModelConfig config, NetworkOptions options, int32_t num_modules);
 
   virtual void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                         std::span<const LayerTap> taps) = 0;
+                         const TargetTaps& taps) = 0;
   virtual void RunMtp(const ModulePass& pass, KvCache& cache) = 0;
   /// The head of a module or of kTarget, and what it reads in place of `hidden`.
   virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,

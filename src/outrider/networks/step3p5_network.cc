@@ -13,7 +13,7 @@ Step3p5Network::Step3p5Network(ModelConfig config, Step3p5Weights weights,
 }
 
 void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                               std::span<const LayerTap> taps) {
+                               const TargetTaps& taps) {
   const Context context = MakeContext();
   // What is handed over is the residual stream, rounded where the device's rows are.
   const Tensor out = hidden.Rows(0, inputs.num_rows());

@@ -18,7 +18,7 @@ class Step3p5Network : public DecoderNetwork {
 
  private:
   void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                 std::span<const LayerTap> taps) override;
+                 const TargetTaps& taps) override;
   void RunMtp(const ModulePass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "outrider/base/json_text.h"
+#include "outrider/openai/experts_json.h"
 #include "outrider/openai/logprobs_json.h"
 #include "outrider/openai/steps_json.h"
 
@@ -47,10 +48,10 @@ bool ChoicesWriter::TellsTokens(const OutputDelta& delta) const {
 }
 
 std::string ChoicesWriter::LastChoiceMembers(const OutputDelta& delta) const {
-  if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) {
-    return WeightMembers(delta);
-  }
-  return R"(,"speculative_steps":)" + StepsJson(delta, encoder_) + WeightMembers(delta);
+  const std::string of_end =
+      WeightMembers(delta) + ExpertMembers(delta, info_.options.sglangs_experts);
+  if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) return of_end;
+  return R"(,"speculative_steps":)" + StepsJson(delta, encoder_) + of_end;
 }
 
 std::string WeightMembers(const OutputDelta& delta) {

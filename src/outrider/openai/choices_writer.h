@@ -70,7 +70,7 @@ class ChoicesWriter : public AnswerWriter {
   /// Whether a delta without text has something else to tell.
   bool TellsTokens(const OutputDelta& delta) const;
   /// Last members of a choice, each with a comma before it: its steps, when asked for, and, with
-  /// its end, the version of the weights, where they have one.
+  /// its end, the version of the weights, where they have one, and the experts.
   std::string LastChoiceMembers(const OutputDelta& delta) const;
 
   /// Appends a chunk. `extra`: further members of the object, each with a comma before it.

@@ -81,6 +81,8 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
   }
   if (logprobs) request.answer.logprobs = static_cast<int32_t>(top.value_or(0));
   ParseShared(fields, fields, body, limits, &request);
+  ParseExperts(fields, fields, limits, /*by_default=*/true, &request);
+  request.answer.sglangs_experts = fields.Bool("return_routed_experts").value_or(false);
   RefuseUnsupportedInChat(fields);
   IgnoreMediaOptions(fields);
   fields.RefuseUnknown();

@@ -68,6 +68,8 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   request.add_special_tokens = fields.Bool("add_special_tokens").value_or(true);
   ParseTokenLogprobs(fields, limits, &request);
   ParseShared(fields, fields, body, limits, &request);
+  ParseExperts(fields, fields, limits, /*by_default=*/true, &request);
+  request.answer.sglangs_experts = fields.Bool("return_routed_experts").value_or(false);
   ParseGeneratedFrom(fields, &request);
   fields.RefuseUnknown();
   if (request.answer.echo && !request.sampling.prompt_logprobs) {

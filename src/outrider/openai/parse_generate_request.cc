@@ -36,6 +36,7 @@ TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& li
   request.max_tokens = ParseTokenCount(sampling, "max_tokens", 1);
   ParseTokenLogprobs(sampling, limits, &request);
   ParseShared(fields, sampling, RawJson(body, {"sampling_params"}), limits, &request);
+  ParseExperts(fields, sampling, limits, /*by_default=*/true, &request);
   ParseGeneratedFrom(fields, &request);
   sampling.RefuseUnknown();
   fields.RefuseUnknown();

@@ -79,7 +79,6 @@ void RefuseUnsupportedInSglang(FieldReader& fields, FieldReader& sampling) {
     fields.Unsupported(name, {});
   }
   fields.Unsupported("return_hidden_states", {false});
-  fields.Unsupported("return_routed_experts", {false});
   fields.Unsupported("data_parallel_rank", {0});
   for (const char* name : {"custom_params", "stop_regex"}) sampling.Unsupported(name, {});
 }
@@ -130,6 +129,7 @@ TokenRequest ParseSglangRequest(const json& value, std::string_view body,
   fields.Bool("log_metrics");
   ParseSglangLogprobs(fields, limits, &request);
   RefuseUnsupportedInSglang(fields, sampling);
+  ParseExperts(fields, sampling, limits, /*by_default=*/false, &request);
   ParseGeneratedFrom(fields, &request);
   if (!request.max_tokens) request.max_tokens = kDefaultNewTokens;
   sampling.RefuseUnknown();

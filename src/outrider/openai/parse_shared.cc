@@ -144,6 +144,31 @@ void ParseGeneratedFrom(FieldReader& body, TokenRequest* request) {
   ids->resize(static_cast<size_t>(*from));
 }
 
+void ParseExperts(FieldReader& body, FieldReader& sampling, const RequestLimits& limits,
+                  bool by_default, TokenRequest* request) {
+  constexpr const char* kName = "return_routed_experts";
+  const std::optional<bool> asked = body.Bool(kName);
+  // vLLM's name, and SGLang's.
+  const auto vllms = sampling.Integer("routed_experts_prompt_start", 0, kMaxInt32);
+  const auto sglangs = body.Integer("routed_experts_start_len", 0, kMaxInt32);
+  if (vllms && sglangs && *vllms != *sglangs) {
+    body.Refuse("routed_experts_start_len",
+                "is another name of routed_experts_prompt_start; give one of them");
+  }
+  if (asked.value_or(false) && !limits.tells_experts) {
+    body.Refuse(kName, "is off: this server was started without --enable-return-routed-experts");
+  }
+  const auto from = static_cast<int32_t>(vllms.value_or(sglangs.value_or(0)));
+  if (asked.value_or(by_default && limits.tells_experts)) {
+    request->experts_from = from;
+  } else if (from > 0) {
+    body.Refuse(vllms ? "routed_experts_prompt_start" : "routed_experts_start_len",
+                limits.tells_experts
+                    ? "is only allowed with \"return_routed_experts\": true"
+                    : "is off: this server was started without --enable-return-routed-experts");
+  }
+}
+
 std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min) {
   const std::optional<int64_t> value = fields.Integer(name, min, kMaxInt32);
   return value ? std::optional<int32_t>(static_cast<int32_t>(*value)) : std::nullopt;

@@ -23,6 +23,11 @@ bool IsUsableRequestId(std::string_view id);
 /// A number of tokens.
 std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min);
 
+/// `return_routed_experts` and from which token on, under vLLM's name, in `sampling`, or SGLang's.
+/// Where the server tells experts, requests that do not say get them `by_default`.
+void ParseExperts(FieldReader& body, FieldReader& sampling, const RequestLimits& limits,
+                  bool by_default, TokenRequest* request);
+
 /// `generated_from`: so many of the only prompt's token ids are its prompt, and the others an
 /// answer that was generated, which is to be scored. After max_tokens and what is shared.
 void ParseGeneratedFrom(FieldReader& body, TokenRequest* request);

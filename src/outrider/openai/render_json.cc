@@ -62,6 +62,9 @@ ordered_json SamplingJson(const TokenRequest& request, int32_t max_tokens) {
   if (sampling.seed) result["seed"] = *sampling.seed;
   if (request.answer.logprobs) result["logprobs"] = *request.answer.logprobs;
   if (request.answer.prompt_logprobs) result["prompt_logprobs"] = *request.answer.prompt_logprobs;
+  if (request.experts_from.value_or(0) > 0) {
+    result["routed_experts_prompt_start"] = *request.experts_from;
+  }
   if (sampling.allowed_token_ids) result["allowed_token_ids"] = *sampling.allowed_token_ids;
   for (const TokenBias& bias : sampling.logit_bias) {
     result["logit_bias"][std::to_string(bias.token)] = bias.value;

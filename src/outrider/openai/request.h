@@ -41,6 +41,7 @@ struct RequestLimits {
   /// For requests that do not say.
   SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
   SamplingDefaults defaults;
+  bool tells_experts = false;          // requests may ask for the experts of their tokens
   bool ignore_unknown_fields = false;  // with a warning; else they are refused
 };
 
@@ -65,6 +66,7 @@ struct AnswerOptions {
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
   std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
   TokenForm token_form = TokenForm::kOutrider;
+  bool sglangs_experts = false;   // experts in SGLang's form beside vLLM's
   CustomTools custom_tools = {};  // whose argument "input" is told as their whole input
   // SGLang's.
   bool is_batch = false;                                // prompts came as a list: so do answers
@@ -114,6 +116,9 @@ struct TokenRequest {
   int32_t priority = 0;                // lower runs first
   std::string cache_salt;              // "": none
   std::optional<int32_t> num_speculative_tokens = std::nullopt;  // unset: the engine's k
+  /// The experts of the prompt's tokens from this one on, and of the answer's, are told; unset: of
+  /// none.
+  std::optional<int32_t> experts_from = std::nullopt;
   AnswerOptions answer;
   /// Not empty: the answer is given, and its tokens are scored as if the model had written them.
   std::vector<int32_t> given_answer = {};

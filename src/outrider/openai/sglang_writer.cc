@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "outrider/base/json_text.h"
+#include "outrider/openai/experts_json.h"
 #include "outrider/openai/logprobs_json.h"
 
 namespace outrider::openai {
@@ -24,6 +25,11 @@ std::string FinishJson(const OutputDelta& delta) {
       return fmt::format(R"({{"type":"stop","matched":{}}})", StopReasonJson(delta));
   }
   return "null";
+}
+
+std::string ExpertMember(const OutputDelta& delta) {
+  if (delta.experts == nullptr) return "";
+  return fmt::format(R"(,"routed_experts":"{}")", ExpertsInt32(*delta.experts));
 }
 
 // Weights that nobody named have SGLang's name for them.
@@ -100,11 +106,11 @@ std::string SglangWriter::AnswerJson(size_t choice, const OutputDelta& so_far,
   const bool several = so_far_.size() > 1;
   return fmt::format(
       R"({{"text":{},"output_ids":{},"meta_info":{{"id":{},"finish_reason":{},"prompt_tokens":{},)"
-      R"("completion_tokens":{},"cached_tokens":{},"e2e_latency":{:.6g}{}{}}}{}}})",
+      R"("completion_tokens":{},"cached_tokens":{},"e2e_latency":{:.6g}{}{}{}}}{}}})",
       JsonString(so_far.text), IdsJson(so_far.token_ids), JsonString(info_.id), FinishJson(so_far),
       info_.prompts[choice / static_cast<size_t>(info_.n)].size(), so_far.token_ids.size(),
       so_far.stats.cached_tokens, so_far.stats.total_seconds,
-      LogprobMembers(choice, so_far, prompt), VersionMembers(so_far),
+      LogprobMembers(choice, so_far, prompt), VersionMembers(so_far), ExpertMember(so_far),
       several ? fmt::format(R"(,"index":{})", choice) : std::string());
 }
 
@@ -117,6 +123,7 @@ void SglangWriter::WriteDelta(size_t choice, const OutputDelta& delta, std::stri
     so_far.finish_reason = delta.finish_reason;
     so_far.stop_reason = delta.stop_reason;
     so_far.stats = delta.stats;
+    so_far.experts = delta.experts;
   }
   *out += Event(AnswerJson(choice, so_far, {}));
 }

@@ -14,6 +14,28 @@ namespace outrider {
 /// Which rows go to which experts, with what weights: a device derives what its operations read.
 struct Routing {};
 
+/// Where the ids of the experts that rows choose are to be written: [rows, top_k] from `ids` on, a
+/// row every `stride` numbers. Null: nobody asks.
+struct ChosenExperts {
+  int16_t* ids = nullptr;
+  int64_t stride = 0;
+
+  ChosenExperts From(int64_t row) const {
+    return ids == nullptr ? *this : ChosenExperts{ids + row * stride, stride};
+  }
+};
+
+/// The same of all layers: [rows, layers, top_k].
+struct ChosenExpertsOfLayers {
+  int16_t* ids = nullptr;
+  RoutedShape shape;
+
+  ChosenExperts Layer(int64_t layer) const {
+    if (ids == nullptr) return {};
+    return {ids + layer * shape.top_k, shape.RowSize()};
+  }
+};
+
 /// Rows between the operations of a mixture of experts, in the device's order.
 struct ExpertRows {
   Tensor routed;
@@ -53,6 +75,15 @@ class MoeOps {
   virtual void CombineExperts(const Context& context, const ExpertWeights& w,
                               const Routing& routing, const ExpertRows& outputs, Tensor x,
                               const NormOut& norm) const = 0;
+};
+
+/// A facet of Ops: tells which experts rows have (Ops::chosen_experts).
+class ChosenExpertOps {
+ public:
+  virtual ~ChosenExpertOps() = default;
+
+  /// Writes the ids of each row's experts to the host's memory, in order of choice.
+  virtual void ReadChosen(const Routing& routing, ChosenExperts chosen) const = 0;
 };
 
 /// A facet of Ops: experts by a token's number (Ops::token_router).

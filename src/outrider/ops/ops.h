@@ -61,6 +61,7 @@ class CompressedOps;
 class HyperOps;
 class MoeOps;
 class TokenRouterOps;
+class ChosenExpertOps;
 class BlockDraftOps;
 class DeltaOps;
 
@@ -81,6 +82,7 @@ class Ops {
   virtual const HyperOps* hyper() const { return nullptr; }
   virtual const MoeOps* moe() const { return nullptr; }
   virtual const TokenRouterOps* token_router() const { return nullptr; }
+  virtual const ChosenExpertOps* chosen_experts() const { return nullptr; }
   virtual const BlockDraftOps* block_drafts() const { return nullptr; }
   virtual const DeltaOps* delta() const { return nullptr; }
 

@@ -114,6 +114,13 @@ std::vector<OptionRow> ServeOptionRows() {
       {"weight-version", one, "Server", "NAME", "none",
        "A name for the weights that the server starts with, told in answers", serve,
        [](Settings& s, const OptionValue& v) { s.engine.weight_version = NonEmptyText(v); }},
+      {"enable-return-routed-experts", OptionKind::kSwitch, "Server", "", "",
+       "Answers tell the experts of every token in every layer (routed_experts), for trainers that "
+       "replay them; on a processor only",
+       serve,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.enable_return_routed_experts = Switch(v);
+       }},
       {"kv-events-config", one, "Server", "JSON", "none",
        "Publish what becomes of cached blocks over ZeroMQ, as vLLM does, like "
        "'{\"endpoint\": \"tcp://*:5557\", \"topic\": \"kv@POD@MODEL\"}'",

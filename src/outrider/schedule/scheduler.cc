@@ -33,7 +33,7 @@ void Scheduler::Add(const NewRequest& request) {
   entry->id = request.id;
   entry->priority = request.priority;
   entry->keys = request.keys;
-  entry->computes_all = request.computes_all;
+  entry->most_shared = request.most_shared;
   entry->prompt_length = request.prompt_length;
   entry->max_total_tokens =
       request.max_total_tokens == 0 ? config_.max_model_len : request.max_total_tokens;
@@ -225,8 +225,8 @@ bool Scheduler::Admit(Entry& entry, int32_t most_rows) {
 }
 
 int32_t Scheduler::MostShared(const Entry& entry) const {
-  if (entry.keys == nullptr || entry.computes_all) return 0;
-  return std::max(entry.prompt_length - std::max(config_.tokens_ahead, 1), 0);
+  if (entry.keys == nullptr) return 0;
+  return std::clamp(entry.prompt_length - std::max(config_.tokens_ahead, 1), 0, entry.most_shared);
 }
 
 int32_t Scheduler::PublishableTokens(const Entry& entry) const {

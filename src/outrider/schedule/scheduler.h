@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -38,7 +39,8 @@ struct NewRequest {
   /// Keys of the request's blocks, which the caller extends as tokens become known; null: no prefix
   /// caching for this request. Must outlive the request.
   const BlockKeys* keys = nullptr;
-  bool computes_all = false;  // shares no prefix: every row of its prompt is wanted
+  /// Most tokens of its prompt that may be found in the cache: the rows of others are wanted.
+  int32_t most_shared = std::numeric_limits<int32_t>::max();
 };
 
 /// A waiting request that was let in.
@@ -138,7 +140,7 @@ class Scheduler {
     RequestId id = 0;
     int32_t priority = 0;
     const BlockKeys* keys = nullptr;
-    bool computes_all = false;
+    int32_t most_shared = 0;
     int32_t likely_hit = 0;  // while it waits: tokens that were cached when it arrived
     int32_t slot = -1;
     int32_t prompt_length = 0;

@@ -68,7 +68,13 @@ struct Api::Route {
   std::string_view method;
   std::string_view path;
   Endpoint endpoint;
-  AdminRoute admin = {};  // Endpoint::kAdmin
+  AdminRoute admin = {};   // Endpoint::kAdmin
+  bool takes_get = false;  // too, because SGLang's clients may send it
+
+  std::string_view Allow() const {
+    if (method == "GET") return "GET, HEAD, OPTIONS";
+    return takes_get ? "GET, POST, OPTIONS" : "POST, OPTIONS";
+  }
 };
 
 Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
@@ -126,7 +132,7 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       {"POST", "/resume", Endpoint::kAdmin, AdminRoute::kResume},
       {"POST", "/continue_generation", Endpoint::kAdmin, AdminRoute::kResumeSglang},
       {"POST", "/reset_prefix_cache", Endpoint::kAdmin, AdminRoute::kResetPrefixCache},
-      {"POST", "/flush_cache", Endpoint::kAdmin, AdminRoute::kFlushCache},
+      {"POST", "/flush_cache", Endpoint::kAdmin, AdminRoute::kFlushCache, /*takes_get=*/true},
       {"POST", "/update_weights", Endpoint::kAdmin, AdminRoute::kUpdateWeights},
       {"POST", "/update_weights_from_disk", Endpoint::kAdmin, AdminRoute::kUpdateWeights},
       {"POST", "/sleep", Endpoint::kAdmin, AdminRoute::kSleep},
@@ -190,17 +196,19 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   if (head.method == "OPTIONS") {
     HttpResponse response = TextResponse("", "");
     response.status = 204;
-    response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
+    response.headers.push_back({"Allow", std::string(route->Allow())});
     return response;
   }
-  if (head.method != route->method && !(is_get && head.method == "HEAD")) {
+  const bool is_taken = head.method == route->method || (is_get && head.method == "HEAD") ||
+                        (route->takes_get && head.method == "GET");
+  if (!is_taken) {
     HttpResponse response =
         refuse({.status = 405,
                 .message = fmt::format("{} takes {}, not {}", head.path.substr(0, 200),
                                        route->method, head.method.substr(0, 32)),
                 .param = "",
                 .code = "method_not_allowed"});
-    response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
+    response.headers.push_back({"Allow", std::string(route->Allow())});
     return response;
   }
   // What is asked of a trainer's routes may be in the path and the query alone.
@@ -325,7 +333,8 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
 }
 
 ServerFacts Api::Facts() const {
-  return {models_.names()[0], options_.model_root, options_.limits.max_model_len};
+  return {models_.names()[0], options_.model_root, options_.limits.max_model_len,
+          options_.tensor_parallel_size, options_.limits.tells_experts};
 }
 
 std::shared_ptr<HttpProducer> Api::HandleAdmin(const HttpRequest& request, HttpWaker waker) {

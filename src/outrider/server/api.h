@@ -42,6 +42,7 @@ struct ApiOptions {
   std::string otlp_traces_endpoint;  // "": no traces
   std::string admin_key;             // "": routes that change what the server does are off
   std::vector<std::string> allowed_weight_dirs;  // below which other weights may be read
+  int32_t tensor_parallel_size = 1;              // ranks that share the model
 };
 
 class Api : public HttpApplication {

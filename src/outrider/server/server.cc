@@ -37,6 +37,8 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.limits.max_model_len = options.max_model_len;
   api.limits.max_logprobs = options.max_logprobs;
   api.limits.num_speculative_tokens = options.num_speculative_tokens;
+  api.tensor_parallel_size = options.tensor_parallel_size;
+  api.limits.tells_experts = options.tells_experts;
   api.limits.speculation_metrics = options.speculation_metrics;
   api.limits.defaults = options.sampling_defaults;
   api.limits.ignore_unknown_fields = options.ignore_unknown_fields;

@@ -33,6 +33,8 @@ struct ServerOptions {
   int32_t max_model_len = 0;                     // the engine's
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k
+  int32_t tensor_parallel_size = 1;    // its ranks
+  bool tells_experts = false;          // it tells the experts of tokens
   /// `metrics.speculative_decoding` in answers to requests that do not say.
   openai::SpeculationMetrics speculation_metrics = openai::SpeculationMetrics::kOff;
   OutputFormat output_format;                  // how the model writes reasoning and tool calls

@@ -47,12 +47,12 @@ std::string LoadsJson(const EngineCounters& counters, double tokens_per_second) 
 std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& counters) {
   return fmt::format(
       R"({{"version":{},"model_path":{},"served_model_name":{},"context_length":{},)"
-      R"("max_running_requests":{},"max_total_num_tokens":{},"page_size":{},"tp_size":1,)"
-      R"("dp_size":1,"speculative_num_draft_tokens":{}}})",
+      R"("max_running_requests":{},"max_total_num_tokens":{},"page_size":{},"tp_size":{},)"
+      R"("dp_size":1,"enable_return_routed_experts":{},"speculative_num_draft_tokens":{}}})",
       JsonString(kVersion), JsonString(facts.model_root), JsonString(facts.model_name),
       facts.max_model_len, counters.max_num_seqs,
       int64_t{counters.num_kv_blocks} * counters.kv_block_size, counters.kv_block_size,
-      counters.max_speculative_tokens);
+      facts.tensor_parallel_size, facts.tells_experts, counters.max_speculative_tokens);
 }
 
 std::string VersionOrDefault(const std::string& version) {

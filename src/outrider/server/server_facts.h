@@ -13,6 +13,8 @@ struct ServerFacts {
   std::string model_name;  // the first served name
   std::string model_root;  // the checkpoint, as it was given
   int32_t max_model_len = 0;
+  int32_t tensor_parallel_size = 1;
+  bool tells_experts = false;
 };
 
 /// Tokens per second since it was asked last.

@@ -66,6 +66,12 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
       {"--max-num-seqs",
        [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
        Taken::UpTo(cuda::kMostRequests)},
+      {"--enable-return-routed-experts",
+       [](const AskedOptions& a) -> std::optional<Asked> {
+         if (!a.options.enable_return_routed_experts) return std::nullopt;
+         return Asked();
+       },
+       Taken::No()},
       {"rows of a step (--max-num-batched-tokens, --max-num-seqs times 1 + drafts)",
        [](const AskedOptions& a) {
          const int64_t seqs = a.options.max_num_seqs;
@@ -107,8 +113,8 @@ void CheckRunsOnDevice(const EngineOptions& options, const ModelFacts& model,
   cuda::CheckRunsOnHopper(NetworkOf(model, plan));
   const AskedOptions asked = {options, model.config, plan};
   if (const std::optional<Lack> lack = Supports(GpuOptionRules(), asked)) {
-    throw InvalidArgument("the GPU does not run {}: use {}, or --device cpu", lack->what,
-                          lack->takes);
+    throw InvalidArgument("the GPU does not run {}: {}--device cpu", lack->what,
+                          lack->takes.empty() ? "use " : fmt::format("use {}, or ", lack->takes));
   }
 }
 

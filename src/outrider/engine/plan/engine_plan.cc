@@ -1,8 +1,12 @@
 #include "outrider/engine/plan/engine_plan.h"
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
+#include "outrider/base/error.h"
 #include "outrider/engine/plan/device_rules.h"
+#include "outrider/networks/network.h"
 
 namespace outrider {
 
@@ -16,6 +20,28 @@ void DescribeThreads(const EngineOptions& options, const ComputeThreads& threads
        fmt::format("{}{}",
                    options.num_threads > 0 ? "--num-threads" : "all processors of this process",
                    nodes > 1 ? fmt::format("; memory on {} NUMA nodes in turn", nodes) : "")});
+}
+
+/// Throws Error where no layer has experts, or layers have unlike ones.
+RoutedShape PlanRoutedExperts(const std::string& model, const ModelConfig& config,
+                              Decisions& decisions) {
+  constexpr const char* kFlag = "--enable-return-routed-experts";
+  const RoutedShape shape = RoutedShapeOf(config);
+  if (shape.top_k == 0) throw InvalidArgument("{}: no layer of {} has experts", kFlag, model);
+  for (const LayerSpec& layer : config.layers) {
+    const MoeSpec* const moe = layer.moe();
+    if (moe == nullptr) continue;
+    if (moe->router.top_k != shape.top_k ||
+        moe->router.experts > std::numeric_limits<int16_t>::max()) {
+      throw InvalidArgument(
+          "{}: tells as many experts in every layer, with numbers of 16 bits; "
+          "the layers of {} have others",
+          kFlag, model);
+    }
+  }
+  decisions.push_back({"experts of tokens",
+                       fmt::format("told: {} layers of {}", shape.layers, shape.top_k), kFlag});
+  return shape;
 }
 
 }  // namespace
@@ -47,6 +73,9 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   plan.threads = PlanThreads(options, device.processors);
   DescribeThreads(options, plan.threads, device.memory_nodes, decisions);
   CheckRunsOnDevice(options, model, plan);
+  if (options.enable_return_routed_experts) {
+    plan.routed = PlanRoutedExperts(options.model, model.config, decisions);
+  }
   DescribeOtherDevice(model, plan, decisions);
   return plan;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "outrider/engine/engine_options.h"
 #include "outrider/engine/plan/cache_layout.h"
@@ -23,7 +24,8 @@ struct EnginePlan {
   FormPlan form;
   DraftPlan drafts;
   CacheLayout cache;
-  ComputeThreads threads;  // of all ranks together
+  std::optional<RoutedShape> routed = {};  // of experts that requests may ask for; unset: of none
+  ComputeThreads threads;                  // of all ranks together
 
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;

@@ -26,6 +26,7 @@ class CpuOps : public Ops,
                public MoeOps,
                public TokenRouterOps,
                public BlockDraftOps,
+               public ChosenExpertOps,
                public DeltaOps {
  public:
   /// The table must outlive the object.
@@ -41,6 +42,7 @@ class CpuOps : public Ops,
   const HyperOps* hyper() const override { return this; }
   const MoeOps* moe() const override { return this; }
   const TokenRouterOps* token_router() const override { return this; }
+  const ChosenExpertOps* chosen_experts() const override { return this; }
   const BlockDraftOps* block_drafts() const override { return this; }
   const DeltaOps* delta() const override { return this; }
   DType activation_type() const override { return DType::kF32; }
@@ -80,6 +82,7 @@ class CpuOps : public Ops,
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;
+  void ReadChosen(const Routing& routing, ChosenExperts chosen) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;

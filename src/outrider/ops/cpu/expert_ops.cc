@@ -18,6 +18,7 @@ struct CpuRouting : Routing {
   int64_t rows = 0;
   int64_t top_k = 0;
   int64_t experts = 0;
+  const int32_t* ids = nullptr;     // [rows, top_k]
   const float* weights = nullptr;   // [rows, top_k]
   int32_t* expert_begin = nullptr;  // [experts + 1] into the arrays below
   int32_t* source_row = nullptr;    // [pairs] row of the step
@@ -79,6 +80,7 @@ const CpuRouting& MakeRouting(Scratch& arena, const RouterSpec& spec, int64_t ro
   auto* ids = arena.Take<int32_t>(routing->pairs());
   auto* weights = arena.Take<float>(routing->pairs());
   choose(ids, weights);
+  routing->ids = ids;
   routing->weights = weights;
   GroupByExpert(arena, ids, *routing);
   return *routing;
@@ -120,6 +122,14 @@ const Routing& CpuOps::RouteByToken(const Context& context, const RouterSpec& sp
     }
     WeighRows(spec, logits.floats(), ids, weights);
   });
+}
+
+void CpuOps::ReadChosen(const Routing& routing, ChosenExperts chosen) const {
+  const CpuRouting& r = Cast(routing);
+  for (int64_t row = 0; row < r.rows; ++row) {
+    std::transform(r.ids + row * r.top_k, r.ids + (row + 1) * r.top_k, chosen.From(row).ids,
+                   [](int32_t id) { return static_cast<int16_t>(id); });
+  }
 }
 
 ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
