@@ -18,8 +18,8 @@ FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04
 # The libraries that the program is linked with, and Python's for chat templates.
 RUN apt-get update \
   && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-    libfmt9 libpcre2-8-0 libpython3.12 libspdlog1.12 libssl3 libyaml-cpp0.8 libzmq5 prometheus-cpp-dev \
-    python3-jinja2 curl \
+    libfmt9 libgrpc++1.51t64 libpcre2-8-0 libprotobuf32t64 libpython3.12 libspdlog1.12 libssl3 libyaml-cpp0.8 \
+    libzmq5 prometheus-cpp-dev python3-jinja2 curl \
   && rm -rf /var/lib/apt/lists/* \
   && userdel --remove ubuntu \
   && useradd --uid 1000 --create-home outrider

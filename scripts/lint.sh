@@ -50,9 +50,11 @@ tidy_one() {
   mkdir -p "${clean%/*}" && touch "$clean"
 }
 
-# What the compiler was given for src/outrider: sources, and files that include several of them.
+# What the compiler was given for src/outrider: sources, and files that include several of them. Not
+# what protoc has written.
 compiled_sources() {
-  sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | grep '/src/outrider/'
+  sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | grep '/src/outrider/' |
+    grep -v '\.pb\.cc$'
 }
 
 # Of the sources on standard input those that are, or include, a file that differs from a commit. A

@@ -11,6 +11,7 @@ build_packages=(
   g++ cmake ninja-build ccache pkg-config patch
   gzip libboost1.81-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libspdlog-dev libfmt-dev
   libpcre2-dev libzmq3-dev pybind11-dev python3-dev python3-jinja2 python3-pip python3-venv prometheus-cpp-dev libssl-dev curl
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   # prometheus-cpp's CMake configuration looks for these:
   libcivetweb-dev zlib1g-dev libcurl4-openssl-dev
 )

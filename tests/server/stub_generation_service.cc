@@ -129,6 +129,7 @@ EngineCounters StubGenerationService::Counters() const {
   counters.kv_block_size = 16;
   counters.num_kv_blocks = 100;
   counters.max_num_seqs = 8;
+  counters.max_num_batched_tokens = 512;
   return counters;
 }
 

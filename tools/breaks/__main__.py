@@ -4,7 +4,7 @@
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
                                             experts, formats, sparse, small, sharing, states,
-                                            plans, hopper
+                                            plans, grpc, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -36,6 +36,7 @@ import experts
 import formats
 import hopper
 import plans
+import remote_calls
 import server
 import sharing
 import small
@@ -61,14 +62,15 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py"), "cli"),
     **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute", "generate",
-                                         "grammar", "kernels", "layers", "networks", "openai", "ops", "options",
+                                         "grammar", "grpc", "kernels", "layers", "networks", "openai", "ops", "options",
                                          "sampling", "schedule", "server")}}
+STANDS_ON = {"grpc": "server"}  # rooms whose tests use what another room's tests have
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "experts": experts, "formats": formats,
          "sparse": sparse, "small": small, "sharing": sharing, "states": states, "plans": plans,
-         "hopper": hopper}
+         "grpc": remote_calls, "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 
@@ -136,7 +138,8 @@ class Workplace:
             (ROOT / "build" / "downloads").mkdir(parents=True, exist_ok=True)
             downloads.parent.mkdir(parents=True, exist_ok=True)
             downloads.symlink_to(ROOT / "build" / "downloads")
-        rooms = ";".join(sorted({PLACE_OF[program].split("/")[0] for program in programs}))
+        rooms = {PLACE_OF[program].split("/")[0] for program in programs}
+        rooms = ";".join(sorted(rooms | {STANDS_ON[room] for room in rooms & STANDS_ON.keys()}))
         self.run(["cmake", "-G", "Ninja", "-S", str(self.sources), "-B", str(self.build),
                   "-DCMAKE_BUILD_TYPE=Release", "-DOUTRIDER_BUILD_TESTS=ON",
                   f"-DOUTRIDER_TEST_ROOMS={rooms}", *self.cmake])

@@ -11,6 +11,7 @@
 #include "outrider/base/version.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
+#include "outrider/cli/grpc_start.h"
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/server_options.h"
 #include "outrider/engine/engine_thread.h"
@@ -52,6 +53,7 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   if (http.tls) MakeTlsContext(*http.tls);
   const Cors cors(http.cors);
   HttpServer::CheckAddress(http);
+  CheckGrpc(settings.serve);
   const ApiKeys keys(ApiKeysOf(settings.serve), settings.serve.max_num_reqs_per_key);
   std::optional<KvEventsConfig> kv_events;
   if (!settings.serve.kv_events_config.empty()) {
@@ -77,12 +79,14 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
         [&](std::vector<KvEvent>&& events) { publisher->Publish(std::move(events)); });
     SPDLOG_INFO("KV events are published on {}", publisher->endpoint());
   }
+  const auto grpc = StartGrpc(settings, loaded, kv_events, server);
   const EngineThread engine_thread(*loaded.engine, [&](const std::string& reason) {
     SPDLOG_ERROR("The engine has failed, the server stops: {}", reason);
     server.StopAfterFailure();
   });
   const StatsLog stats(*loaded.engine, settings.serve.stats_interval);
   server.Run();
+  if (grpc) grpc->Stop();
   SPDLOG_INFO("Stopped");
   return engine_thread.failed() ? 1 : 0;
 }

@@ -33,6 +33,7 @@ EngineCore::EngineCore(EngineParts parts)
   counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
   counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
   counters_.max_num_seqs = parts_.scheduler.max_num_seqs;
+  counters_.max_num_batched_tokens = parts_.scheduler.max_num_batched_tokens;
   counters_.max_speculative_tokens = parts_.scheduler.max_drafts;
   counters_.gpu = parts_.gpu;
 }

@@ -59,6 +59,7 @@ struct EngineCounters {
   std::string weight_version;  // "": nobody named it
   // Always.
   int32_t max_num_seqs = 0;            // requests that can run at a time
+  int32_t max_num_batched_tokens = 0;  // rows of a step
   int32_t max_speculative_tokens = 0;  // k
   int32_t kv_block_size = 0;           // tokens
   int32_t num_kv_blocks = 0;

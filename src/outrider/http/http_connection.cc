@@ -368,8 +368,10 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
   produce_every_ = 0;
   heartbeat_due_ = false;
   chunked_ = false;
-  producer_ = server_.application->Handle(std::move(request),
-                                          HttpWaker(server_.wake_list, weak_from_this()));
+  producer_ = server_.application->Handle(
+      std::move(request), HttpWaker([list = server_.wake_list, connection = weak_from_this()] {
+        list->Add(connection);
+      }));
   for (;;) {
     HttpOutput out;
     producer_->Produce(&out);

@@ -2,6 +2,8 @@
 // producer that answers one request piece by piece. No network library shows here.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,7 +55,8 @@ struct HttpOutput {
   double produce_every = 0;
 };
 
-/// Answers one request. All calls come from the I/O thread, so none may block.
+/// Answers one request. All calls come from a thread that serves others, too (the I/O thread, or
+/// gRPC's loop), one at a time: none may block.
 class HttpProducer {
  public:
   virtual ~HttpProducer() = default;
@@ -69,19 +72,16 @@ class HttpProducer {
   virtual void Cancel() = 0;
 };
 
-class HttpConnection;
-class HttpWakeList;
-
 /// Tells the I/O thread, from any thread, that a producer has something to send.
 class HttpWaker {
  public:
-  HttpWaker(std::shared_ptr<HttpWakeList> list, std::weak_ptr<HttpConnection> connection)
-      : list_(std::move(list)), connection_(std::move(connection)) {}
-  void Wake() const;
+  /// `wake` may be called by any thread, at any time, also once nobody waits any more. It must not
+  /// block.
+  explicit HttpWaker(std::function<void()> wake) : wake_(std::move(wake)) {}
+  void Wake() const { wake_(); }
 
  private:
-  std::shared_ptr<HttpWakeList> list_;
-  std::weak_ptr<HttpConnection> connection_;
+  std::function<void()> wake_;
 };
 
 /// The application behind a server. All calls come from the I/O thread.
@@ -102,6 +102,13 @@ class HttpApplication {
 
   /// The server stops: from now on refuse what is new.
   virtual void OnDrain() = 0;
+
+  /// How many requests, that came by other ways, must end before the server stops. Asked from
+  /// OnDrain on, a few times a second.
+  virtual size_t CountOthers() const { return 0; }
+
+  /// The server has waited long enough for the others: cancel them.
+  virtual void CancelOthers() {}
 };
 
 /// A producer for an answer that is known at once.

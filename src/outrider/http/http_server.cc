@@ -181,6 +181,7 @@ class HttpServer::Impl {
       WakeWaiting();
       const Clock::time_point now = Clock::now();
       for (auto& [key, connection] : connections_) connection->CheckTime(now);
+      if (state_.draining) EndIfFinished();
       if (num_without_memory_ > 0) {
         SPDLOG_WARN("too little memory: {} steps of connections were lost",
                     std::exchange(num_without_memory_, 0));
@@ -221,17 +222,21 @@ class HttpServer::Impl {
     stop_timer_.async_wait([this, seconds](error_code error) {
       if (error) return;
       failed_ = false;
-      if (to_finish_.empty()) return io_.stop();
-      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(), seconds);
+      const size_t unfinished = CountUnfinished();
+      if (unfinished == 0) return io_.stop();
+      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", unfinished, seconds);
       for (auto& [key, connection] : to_finish_) connection->Cancel();
+      state_.application->CancelOthers();
       stop_timer_.expires_after(kCancelGrace);
       stop_timer_.async_wait([this](error_code) { io_.stop(); });
     });
     EndIfFinished();
   }
 
+  size_t CountUnfinished() const { return to_finish_.size() + state_.application->CountOthers(); }
+
   void EndIfFinished() {
-    if (to_finish_.empty() && !failed_) io_.stop();
+    if (!failed_ && CountUnfinished() == 0) io_.stop();
   }
 
   using Connections = std::unordered_map<HttpConnection*, std::shared_ptr<HttpConnection>>;
@@ -247,8 +252,6 @@ class HttpServer::Impl {
   Connections to_finish_;  // at shutdown: those that had a request when it began
   bool failed_ = false;    // StopAfterFailure: its second has not passed
 };
-
-void HttpWaker::Wake() const { list_->Add(connection_); }
 
 HttpServer::HttpServer(HttpServerOptions options, HttpApplication& application)
     : impl_(std::make_unique<Impl>(std::move(options), application)) {}

@@ -42,6 +42,7 @@ struct ServeSettings {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;                          // 0: any free port
   std::string uds;                               // a Unix socket's path instead of host and port
+  std::optional<uint16_t> grpc_port;             // unset: no gRPC; 0: any free port
   std::vector<std::string> api_keys;             // none: none is needed
   std::string api_key_file;                      // with more of them, one a line
   std::optional<int32_t> max_num_reqs_per_key;   // at a time; unset: no limit

@@ -329,7 +329,23 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
         FormOf(request)));
   }
   const std::string client = ClientOf(request);
-  return starter_.Start(kind, client, std::move(request), std::move(waker), *std::move(admission));
+  return starter_.Start(AnswerFormOf(kind), client, std::move(request), std::move(waker),
+                        *std::move(admission));
+}
+
+void Api::OnDrain() {
+  draining_ = true;
+  if (companion_ != nullptr) companion_->Drain();
+}
+
+size_t Api::CountOthers() const { return companion_ == nullptr ? 0 : companion_->CountRequests(); }
+
+void Api::CancelOthers() {
+  if (companion_ != nullptr) companion_->Cancel();
+}
+
+ServerParts Api::parts() {
+  return {keys_, models_, options_.limits, service_, starter_, options_.model_root};
 }
 
 ServerFacts Api::Facts() const {

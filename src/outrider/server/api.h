@@ -20,6 +20,7 @@
 #include "outrider/server/page_facts.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
+#include "outrider/server/server_companion.h"
 #include "outrider/server/server_facts.h"
 #include "outrider/telemetry/metrics.h"
 #include "outrider/telemetry/request_reporter.h"
@@ -55,7 +56,13 @@ class Api : public HttpApplication {
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) override;
   HttpResponse RefusalOf(const HttpRequest& head, int status, const std::string& message) override;
-  void OnDrain() override { draining_ = true; }
+  void OnDrain() override;
+  size_t CountOthers() const override;
+  void CancelOthers() override;
+
+  ServerParts parts();
+  /// Drains with the server, whose run it must outlive. Before that.
+  void Join(ServerCompanion& companion) { companion_ = &companion; }
 
  private:
   struct Route;
@@ -122,9 +129,10 @@ class Api : public HttpApplication {
   const RequestPreparer preparer_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter reporter_;
-  const int64_t start_time_;                             // seconds since 1970
-  Throughput throughput_;                                // I/O thread
-  bool draining_ = false;                                // I/O thread
+  const int64_t start_time_;  // seconds since 1970
+  Throughput throughput_;     // I/O thread
+  bool draining_ = false;     // I/O thread
+  ServerCompanion* companion_ = nullptr;
   std::vector<std::weak_ptr<HttpProducer>> step_feeds_;  // I/O thread
   RequestStarter starter_;                               // last: its threads use the rest
 };

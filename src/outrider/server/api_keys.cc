@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -56,8 +57,10 @@ const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
 std::optional<KeyAdmission> ApiKeys::Admit(const HttpRequest& head) const {
   const Key* key = Find(head);
   if (key == nullptr) return KeyAdmission{.caller = 0, .counted = std::make_shared<char>()};
-  if (max_requests_ && *key->num_requests >= *max_requests_) return std::nullopt;
-  ++*key->num_requests;
+  if (key->num_requests->fetch_add(1) >= max_requests_.value_or(INT32_MAX)) {
+    --*key->num_requests;
+    return std::nullopt;
+  }
   // The counter lives as long as who counts down: a request may outlive the server.
   return KeyAdmission{
       .caller = key->number,

@@ -1,9 +1,7 @@
 #include "outrider/server/request_starter.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <ctime>
@@ -15,14 +13,9 @@
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
 #include "outrider/base/memory_shortage.h"
+#include "outrider/base/random_id.h"
 #include "outrider/openai/api_error.h"
-#include "outrider/openai/chat_writer.h"
-#include "outrider/openai/completion_writer.h"
-#include "outrider/openai/message_writer.h"
 #include "outrider/openai/parse_shared.h"
-#include "outrider/openai/response_writer.h"
-#include "outrider/openai/sglang_writer.h"
-#include "outrider/openai/token_writer.h"
 #include "outrider/server/deferred_response.h"
 
 namespace outrider {
@@ -43,80 +36,10 @@ constexpr WorkOptions kCompiling = {.max_waiting = 256};
 constexpr WorkOptions kLongCompiling = {.max_waiting = 256, .num_threads = 2};
 constexpr double kShortCompilation = 0.1;  // s of processor time
 
-/// What nobody can guess who was not told: an id ends its request.
-std::string RandomId() {
-  std::array<uint64_t, 2> bits{};
-  OUTRIDER_CHECK(getentropy(bits.data(), sizeof bits) == 0);
-  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
-}
-
 /// The salt of cached prefixes of a caller's requests. A key's own keep others from finding out, by
 /// the count of cached tokens, what was sent with it.
 std::string SaltOf(int32_t caller, const std::string& salt) {
   return caller == 0 ? salt : fmt::format("key {}/{}", caller, salt);
-}
-
-openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
-                           const openai::RequestLimits& limits) {
-  switch (kind) {
-    case AnswerKind::kCompletion:
-      return openai::ParseCompletionRequest(body, limits);
-    case AnswerKind::kChat:
-      return openai::ParseChatRequest(body, limits);
-    case AnswerKind::kResponse:
-      return openai::ParseResponseRequest(body, limits);
-    case AnswerKind::kMessage:
-      return openai::ParseMessageRequest(body, limits);
-    case AnswerKind::kTokens:
-      return openai::ParseGenerateRequest(body, limits);
-    case AnswerKind::kInference:
-      return openai::ParseGenerateRequest(body, limits, openai::TokenForm::kVllm);
-  }
-  OUTRIDER_CHECK(false);
-}
-
-const char* IdPrefix(AnswerKind kind) {
-  switch (kind) {
-    case AnswerKind::kCompletion:
-      return "cmpl-";
-    case AnswerKind::kChat:
-      return "chatcmpl-";
-    case AnswerKind::kResponse:
-      return "resp_";
-    case AnswerKind::kMessage:
-      return "msg_";
-    case AnswerKind::kTokens:
-    case AnswerKind::kInference:
-      return "gen-";
-  }
-  OUTRIDER_CHECK(false);
-}
-
-// `encoder` must outlive the writer.
-std::unique_ptr<openai::AnswerWriter> MakeWriter(AnswerKind kind, PreparedRequest* prepared,
-                                                 std::string response_members,
-                                                 const PromptEncoder& encoder) {
-  openai::AnswerInfo& info = prepared->info;
-  switch (kind) {
-    case AnswerKind::kCompletion:
-      return std::make_unique<openai::CompletionWriter>(std::move(info), encoder);
-    case AnswerKind::kChat:
-      return std::make_unique<openai::ChatWriter>(std::move(info), std::move(prepared->task),
-                                                  encoder);
-    case AnswerKind::kResponse:
-      return std::make_unique<openai::ResponseWriter>(std::move(info), std::move(prepared->task),
-                                                      std::move(response_members), encoder);
-    case AnswerKind::kMessage:
-      return std::make_unique<openai::MessageWriter>(std::move(info), std::move(prepared->task),
-                                                     encoder);
-    case AnswerKind::kTokens:
-    case AnswerKind::kInference:
-      if (info.options.token_form == openai::TokenForm::kSglang) {
-        return std::make_unique<openai::SglangWriter>(std::move(info), encoder);
-      }
-      return std::make_unique<openai::TokenWriter>(std::move(info), encoder);
-  }
-  OUTRIDER_CHECK(false);
 }
 
 openai::ApiError TooMany() {
@@ -160,10 +83,11 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
 
 RequestStarter::~RequestStarter() { stopping_ = true; }
 
-std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::string& client,
-                                                    HttpRequest request, HttpWaker waker,
-                                                    KeyAdmission admission) {
+std::shared_ptr<HttpProducer> RequestStarter::Start(const AnswerForm& form,
+                                                    const std::string& client, HttpRequest request,
+                                                    HttpWaker waker, KeyAdmission admission) {
   std::string request_id(request.Header("X-Request-Id").value_or(""));
+  // Whoever knows an id can end its request.
   if (!openai::IsUsableRequestId(request_id)) request_id = RandomId();
   RequestRecord record;
   record.request_id = request_id;
@@ -172,7 +96,7 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::
   auto response = std::make_shared<GenerationResponse>(
       service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
       [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); },
-      kind == AnswerKind::kMessage ? ErrorForm::kAnthropic : ErrorForm::kOpenAi);
+      form.error_form);
   try {
     service_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
@@ -183,10 +107,10 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::
   registry_.Add(request_id, response);
   const size_t bytes = request.body.size();
   auto body = std::make_shared<HttpRequest>(std::move(request));
-  const bool taken = work_.TryAdd(client, bytes, [=, this] {
+  const bool taken = work_.TryAdd(client, bytes, [=, this, &form] {
     if (response->ended()) return;
     const LogRequestId scope(request_id);
-    OrFail(*response, [&] { StartBody(response, kind, client, body->body); });
+    OrFail(*response, [&] { StartBody(response, form, client, body->body); });
   });
   if (!taken) response->Fail(TooMany());
   return response;
@@ -212,9 +136,9 @@ std::shared_ptr<HttpProducer> RequestStarter::Compute(const std::string& client,
 }
 
 // On a work thread: from a body to a request that makes sense.
-void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
+void RequestStarter::StartBody(const ResponsePtr& response, const AnswerForm& form,
                                const std::string& client, const std::string& body) {
-  openai::TokenRequest request = Parse(kind, body, limits_);
+  openai::TokenRequest request = form.parse(body, limits_);
   request.model = models_.Resolve(request.model);
   if (!share_prefix_cache_) request.cache_salt = SaltOf(response->caller(), request.cache_salt);
   preparer_.SettleTools(&request, grammars_ != nullptr);
@@ -222,20 +146,20 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
   if (request.grammar) {
     RefuseWithoutGrammars(request, grammars_);
     grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Find(spec); });
-    if (grammar == nullptr) return StartCompiling(response, kind, client, std::move(request));
+    if (grammar == nullptr) return StartCompiling(response, form, client, std::move(request));
   }
-  StartParsed(response, kind, std::move(request), grammar);
+  StartParsed(response, form, std::move(request), grammar);
 }
 
 // On a work thread: compiling may take seconds, and goes to threads of its own.
-void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind,
+void RequestStarter::StartCompiling(const ResponsePtr& response, const AnswerForm& form,
                                     const std::string& client, openai::TokenRequest request) {
   // Counts while it lives, wherever the job ends up.
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  AddCompiling(
-      std::make_shared<Compiling>(Compiling{response, kind, client, std::move(request), deferred}));
+  AddCompiling(std::make_shared<Compiling>(
+      Compiling{response, &form, client, std::move(request), deferred}));
 }
 
 void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
@@ -249,7 +173,7 @@ void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
         return grammars_->TryCompile(spec, seconds, &stopping_);
       });
       if (grammar != nullptr) {
-        StartParsed(job->response, job->kind, std::move(job->request), grammar);
+        StartParsed(job->response, *job->form, std::move(job->request), grammar);
       } else if (!stopping_) {
         job->is_long = true;
         AddCompiling(job);
@@ -262,13 +186,13 @@ void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
 }
 
 // On a work thread: from a parsed request to requests in the engine.
-void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
+void RequestStarter::StartParsed(const ResponsePtr& response, const AnswerForm& form,
                                  openai::TokenRequest request,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) {
   openai::AnswerInfo info;
   const std::string own_id = RandomId();
   const std::string& request_id = request.request_id.empty() ? own_id : request.request_id;
-  info.id = IdPrefix(kind) + request_id;
+  info.id = form.id_prefix + request_id;
   info.model = request.model;
   info.created = std::time(nullptr);
   registry_.Add(info.id, response);
@@ -293,7 +217,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
       record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
     }
   });
-  auto writer = MakeWriter(kind, &prepared, std::move(response_members), preparer_.encoder());
+  auto writer = form.make_writer(&prepared, std::move(response_members), preparer_.encoder());
   response->Start(std::move(writer), std::move(prepared.requests), stream_interval);
 }
 

@@ -15,6 +15,7 @@
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
+#include "outrider/server/answer_form.h"
 #include "outrider/server/generation_response.h"
 #include "outrider/server/request_registry.h"
 #include "outrider/server/served_models.h"
@@ -22,9 +23,6 @@
 #include "outrider/telemetry/metrics.h"
 
 namespace outrider {
-
-/// Which endpoint is asked for tokens.
-enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens, kInference };
 
 class RequestStarter {
  public:
@@ -41,8 +39,9 @@ class RequestStarter {
   RequestStarter& operator=(const RequestStarter&) = delete;
 
   /// Starts answering a request for tokens of `client`, any name that tells it from others, with
-  /// which it takes turns; `admission` is held until it has ended. I/O thread.
-  std::shared_ptr<HttpProducer> Start(AnswerKind kind, const std::string& client,
+  /// which it takes turns; `admission` is held until it has ended. Any thread; one at a time calls
+  /// the producer.
+  std::shared_ptr<HttpProducer> Start(const AnswerForm& form, const std::string& client,
                                       HttpRequest request, HttpWaker waker, KeyAdmission admission);
 
   /// Ends the caller's running requests that it knows by this id: its own, or the answer's. How
@@ -58,21 +57,22 @@ class RequestStarter {
  private:
   using ResponsePtr = std::shared_ptr<GenerationResponse>;
 
-  void StartBody(const ResponsePtr& response, AnswerKind kind, const std::string& client,
+  void StartBody(const ResponsePtr& response, const AnswerForm& form, const std::string& client,
                  const std::string& body);
-  void StartCompiling(const ResponsePtr& response, AnswerKind kind, const std::string& client,
-                      openai::TokenRequest request);
+  void StartCompiling(const ResponsePtr& response, const AnswerForm& form,
+                      const std::string& client, openai::TokenRequest request);
   /// A request whose grammar is to be compiled.
   struct Compiling {
     ResponsePtr response;
-    AnswerKind kind;
+    const AnswerForm* form;
     std::string client;
     openai::TokenRequest request;
     std::shared_ptr<void> deferred;
     bool is_long = false;  // it took longer than a grammar is given first
   };
   void AddCompiling(const std::shared_ptr<Compiling>& job);
-  void StartParsed(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request,
+  void StartParsed(const ResponsePtr& response, const AnswerForm& form,
+                   openai::TokenRequest request,
                    const std::shared_ptr<const CompiledGrammar>& grammar);
 
   const ServedModels& models_;

@@ -74,6 +74,9 @@ void Server::Run() {
 void Server::Stop() { impl_->http.Stop(); }
 void Server::StopAfterFailure() { impl_->http.StopAfterFailure(); }
 
+ServerParts Server::parts() { return impl_->api.parts(); }
+void Server::Join(ServerCompanion& companion) { impl_->api.Join(companion); }
+
 uint16_t Server::port() const { return impl_->http.port(); }
 int64_t Server::body_bytes() const { return impl_->http.body_bytes(); }
 

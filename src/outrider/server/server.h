@@ -13,6 +13,7 @@
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
 #include "outrider/server/page_facts.h"
+#include "outrider/server/server_companion.h"
 #include "outrider/text/prompt_encoder.h"
 
 namespace outrider {
@@ -61,6 +62,11 @@ class Server {
   /// The same once the engine has failed, which leaves only answers to write: Run returns in a
   /// second, not before, so that who asks for its health gets 503.
   void StopAfterFailure();
+
+  /// What another protocol shares with this one.
+  ServerParts parts();
+  /// The other protocol drains with this server, and must outlive its run. Before Run.
+  void Join(ServerCompanion& companion);
 
   /// The TCP port that was bound; 0 on a unix socket.
   uint16_t port() const;

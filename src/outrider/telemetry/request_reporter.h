@@ -15,7 +15,7 @@ class RequestReporter {
   /// (kInvalidArgument) for an address that is none.
   RequestReporter(bool log, const std::string& traces_endpoint);
 
-  /// Never waits for a collector. I/O thread.
+  /// Never waits for a collector. Any thread.
   void Report(const RequestRecord& record);
 
  private:
