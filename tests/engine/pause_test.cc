@@ -227,20 +227,21 @@ TEST(KvEventLogTest, JoinsBlocksThatFollowEachOther) {
   BlockKeys keys = hasher.Start("");
   hasher.Extend(tokens, keys);
   ASSERT_EQ(keys.blocks.size(), 3U);
+  const std::string no_salt;
   using Kind = BlockPoolEvent::Kind;
   BlockKey unknown = keys.blocks[0];
   unknown[0] ^= 1;
   *log.pool_log() = {{Kind::kStored, keys.blocks[0]},
                      {Kind::kRemoved, unknown},  // nobody was told of it
                      {Kind::kStored, keys.blocks[1]}};
-  log.TakePublished(tokens, keys, "");
+  log.TakePublished(std::vector{KvEventLog::Writer{tokens, keys, no_salt}});
   std::vector<KvEvent> events = log.TakeEvents();
   ASSERT_EQ(events.size(), 1U);
   EXPECT_EQ(events[0].hashes.size(), 2U);
   EXPECT_FALSE(events[0].parent);
   EXPECT_THAT(events[0].token_ids, ElementsAre(1, 2, 3, 4));
   *log.pool_log() = {{Kind::kRemoved, keys.blocks[0]}, {Kind::kStored, keys.blocks[2]}};
-  log.TakePublished(tokens, keys, "");
+  log.TakePublished(std::vector{KvEventLog::Writer{tokens, keys, no_salt}});
   const uint64_t second = events[0].hashes[1];
   events = log.TakeEvents();
   ASSERT_EQ(events.size(), 2U);

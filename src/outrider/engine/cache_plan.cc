@@ -6,6 +6,7 @@
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/engine/page_offload.h"
 #include "outrider/networks/eagle3_draft_model.h"
 
 namespace outrider {
@@ -136,10 +137,16 @@ void EnginePlan::MeasureRanks() {
 int64_t EnginePlan::WeightBytes() const { return BytesOf(weight_sizes_) + BytesOf(drafter_sizes_); }
 
 void EnginePlan::PlanHostMemory() {
-  if (device() != DeviceKind::kCpu) return;
   const std::optional<HostMemory> available = AvailableHostMemory();
   if (!available) return;
   HostNeed need;
+  need.offloaded = OffloadBytesInMemory(options_);
+  if (device() != DeviceKind::kCpu) {
+    if (need.offloaded == 0) return;
+    host_fit_ = FitInHost(need, *available);
+    Decide("host memory", host_fit_->fits ? "fits" : "DOES NOT FIT", host_fit_->text);
+    return;
+  }
   const MemoryReport memory = Memory();
   need.weights = ranks() == 1 ? WeightBytes() : 0;
   for (const int64_t weights : rank_weights_) need.weights += weights;
@@ -248,6 +255,14 @@ void EnginePlan::PlanPrefixCaching() {
            "answers take another form of attention; --fast-prefix would reuse them, equal up to "
            "rounding");
   }
+  PlanOffload();
+}
+
+void EnginePlan::PlanOffload() {
+  if (!options_.kv_offload_memory_bytes) return;
+  CheckOffloadHolds(options_, ranks() * (scheduler_.cache.PageBytes() + KeptBytesPerPage()));
+  Decide("pages that leave the KV cache", OffloadText(options_),
+         "--kv-offload-memory-bytes: they come back when a prompt begins alike");
 }
 
 std::string EnginePlan::CacheTypeText() const {

@@ -6,6 +6,7 @@
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/executor_maker.h"
+#include "outrider/engine/page_offload.h"
 #include "outrider/text/token_id_encoder.h"
 #include "outrider/text/tokenizer_config.h"
 
@@ -112,6 +113,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     }
     parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
   }
+  parts.page_store = MakePageStore(options, parts.executor->page_bytes());
   parts.maker = std::move(maker);
   parts.weight_version = options.weight_version;
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));

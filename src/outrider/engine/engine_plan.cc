@@ -16,6 +16,7 @@
 #include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/engine/engine_device.h"
+#include "outrider/engine/page_offload.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/ops/cpu/cpu_ops.h"
@@ -46,6 +47,7 @@ void CheckOptions(const EngineOptions& o) {
     CheckPositive("--max-num-batched-tokens", *o.max_num_batched_tokens);
   }
   if (o.kv_cache_memory_bytes) CheckPositive("--kv-cache-memory-bytes", *o.kv_cache_memory_bytes);
+  CheckOffloadOptions(o);
   const bool is_share = o.gpu_memory_utilization > 0 && o.gpu_memory_utilization <= 1;
   if (!is_share) {
     throw InvalidArgument("--gpu-memory-utilization is {}: it must be above 0 and at most 1",

@@ -189,6 +189,7 @@ class EnginePlan {
   /// Plans the cache in so many bytes, in place of an earlier plan.
   void PlanCache(int64_t bytes, const std::string& why);
   void PlanPrefixCaching();
+  void PlanOffload();
   /// As the options say; on a GPU that it fills, as an estimate.
   void PlanFirstCache();
   std::vector<CachePartReport> PartsOf(int32_t group) const;
@@ -204,7 +205,8 @@ class EnginePlan {
                                                                       int32_t rank = 0) const;
   void MeasureRanks();
   int64_t WeightBytes() const;
-  /// On a processor: whether weights and cache fit into its memory.
+  /// On a processor: whether weights and cache fit into its memory. On a GPU: whether pages that
+  /// leave it do.
   void PlanHostMemory();
   bool HasModules() const { return modules_used_ > 0 || drafter_; }
   bool ModulesHaveWindows() const;
