@@ -41,7 +41,8 @@ class Request {
     BlockKeyHasher hasher(cache.config().TokensPerKey(), 0);
     keys_ = hasher.Start("");
     hasher.Extend(tokens, keys_);
-    computed_ = cache_.SharePrefix(tables_, keys_.blocks, static_cast<int32_t>(tokens.size()) - 1);
+    computed_ =
+        cache_.SharePrefix(tables_, keys_.blocks, static_cast<int32_t>(tokens.size()) - 1).tokens;
   }
 
   int32_t computed() const { return computed_; }
@@ -290,7 +291,7 @@ RC_GTEST_PROP(CacheCoordinatorProperty, EveryEntryReadIsTheOneThatWouldBeCompute
       for (int32_t i = 0; i < length; ++i) request.tokens.push_back(i < diverges ? 0 : 1);
       request.keys = hasher.Start("");
       hasher.Extend(request.tokens, request.keys);
-      request.computed = cache.SharePrefix(request.tables, request.keys.blocks, length - 1);
+      request.computed = cache.SharePrefix(request.tables, request.keys.blocks, length - 1).tokens;
       RC_ASSERT(request.computed < length);
       live.emplace(next_id++, std::move(request));
       continue;

@@ -31,6 +31,13 @@ BlockKey CacheCoordinator::KeyOf(int32_t group, std::span<const BlockKey> keys,
   return key;
 }
 
+bool CacheCoordinator::IsReadBehind(int32_t group, int32_t block) const {
+  const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(group)];
+  const int32_t resume = config_.TokensPerResume();
+  const int32_t end = (block + 1) * spec.tokens_per_block;
+  return block >= spec.BlocksUnreadFrom(FirstRow((end + resume - 1) / resume * resume));
+}
+
 int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> keys, int32_t tokens,
                                       const HostCache* host) const {
   const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(group)];
@@ -223,7 +230,9 @@ void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> ke
       if (tokens % per_block != 0) continue;
       const int32_t block = tokens / per_block - 1;
       const int32_t page = tables.blocks_[static_cast<size_t>(g)][static_cast<size_t>(block)];
-      if (page != CacheTables::kNoPage) pool_.Publish(page, KeyOf(g, keys, block));
+      if (page != CacheTables::kNoPage && IsReadBehind(g, block)) {
+        pool_.Publish(page, KeyOf(g, keys, block));
+      }
     }
   }
   for (const StateCheckpoint& checkpoint : tables.state_.checkpoints) {

@@ -64,8 +64,8 @@ class CacheCoordinator {
 
   /// The longest prefix of up to `max_tokens` tokens that every group can resume: full history
   /// needs all blocks, a sliding window those that rows from its end on read, a running state that
-  /// of just so many tokens. A block may be in the pool or in the host cache. keys: of the request's
-  /// tokens, one per TokensPerKey(). Returns its tokens, a multiple of TokensPerResume().
+  /// of just so many tokens. A block may be in the pool or in the host cache. keys: of the
+  /// request's tokens, one per TokensPerKey(). Returns its tokens, a multiple of TokensPerResume().
   int32_t FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const {
     return FindPrefix(keys, max_tokens, host_);
   }
@@ -101,7 +101,8 @@ class CacheCoordinator {
   }
 
   /// Publishes the blocks that are complete in tokens [0, final_tokens), under their keys, and the
-  /// checkpoints in them.
+  /// checkpoints in them. Blocks of windows that lie before all places where a request can resume
+  /// are left out.
   void Publish(CacheTables& tables, std::span<const BlockKey> keys, int32_t final_tokens);
 
   /// Gives back what no row at `computed` or later reads, nor one of rerun_tokens before it; of a
@@ -121,6 +122,9 @@ class CacheCoordinator {
 
  private:
   BlockKey KeyOf(int32_t group, std::span<const BlockKey> keys, int32_t block) const;
+  /// Whether a request that resumes at the first place behind a block may read it. If not, nobody
+  /// who shares a prefix does: places further on lie further from it.
+  bool IsReadBehind(int32_t group, int32_t block) const;
   /// Of page `index` of the state after `tokens` tokens, a multiple of TokensPerResume().
   BlockKey StateKeyOf(std::span<const BlockKey> keys, int32_t tokens, int32_t index) const;
   /// Whether the pool, or `host` if there is one, has the page.
