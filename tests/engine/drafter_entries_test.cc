@@ -92,7 +92,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   int64_t preemptions = 0;
   int64_t returned = 0;
   const bool fewer_of_latent = test.latent && !test.draft_ranges.empty();
-  for (uint32_t seed = 0; seed < 3; ++seed) {
+  for (uint32_t seed = 0; seed < 4; ++seed) {
     TestEngineOptions options;
     options.checkpoint = model;
     options.drafter_checkpoint = eagle3.directory();
@@ -118,7 +118,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
       options.acceptance.rates = RatesOfLength(2.2, test.k);
     }
     if (test.late) options.late_seed = seed;
-    if (seed > 0) options.host_pages = 1000;
+    if (seed == 3) options.host_pages = 1000;
     using enum EntryCheckingExecutor::Strategy;
     const auto strategy = blocks                                ? kBlock
                           : test.drafter == DrafterKind::kChain ? kChain
@@ -159,7 +159,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   EXPECT_GT(counts.accepted, 20);
   EXPECT_GT(counts.rejected, 100);
   EXPECT_GT(preemptions, 0);
-  EXPECT_GT(returned, 100);
+  EXPECT_GT(returned, 20);
   if (fewer_of_latent) {
     EXPECT_GT(counts.lagging, 50);
   } else {

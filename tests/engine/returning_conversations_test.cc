@@ -266,6 +266,36 @@ TEST(ReturningConversations, GoOnWithoutATierThatFails) {
   }
 }
 
+/// A device that is lost while a page is copied.
+class LostRunner : public StepRunner {
+ public:
+  using StepRunner::StepRunner;
+  void ReadPage(int32_t, std::span<std::byte>) override {
+    throw Error(ErrorCode::kUnavailable, "the device is lost");
+  }
+};
+
+// A device that fails is no store that fails: requests end, they do not go on with other bytes.
+TEST(ReturningConversations, EndWithTheDevice) {
+  for (const bool queued : {false, true}) {
+    TestEngineOptions options{.k = 3, .block_size = 8, .queued = queued};
+    LeaveRoomForOne(options, 250);
+    options.host_pages = 1000;
+    options.make_executor = [](std::vector<RankParts> ranks) {
+      return std::make_unique<LostRunner>(std::move(ranks));
+    };
+    const auto engine = MakeTestEngine(options);
+    const Conversations conversations(150);
+    AskOne(*engine, conversations.Next(0));
+    Generated last;
+    Submit(*engine, conversations.Next(1), &last);
+    EXPECT_THROW(RunUntilIdle(*engine), Error);
+    EXPECT_EQ(last.finish_reason, FinishReason::kError);
+    EXPECT_TRUE(engine->Counters().failed);
+    EXPECT_FALSE(engine->Counters().host_cache->failed);
+  }
+}
+
 TEST(ReturningConversations, AreComputedAgainOnceThePrefixesAreForgotten) {
   TestEngineOptions options{.k = 3, .block_size = 8};
   LeaveRoomForOne(options, 250);

@@ -67,6 +67,29 @@ class Request {
   int32_t computed_ = 0;
 };
 
+TEST(CacheCoordinatorTest, BlocksOfWindowsThatNobodyResumesWithAreNotPublished) {
+  CacheConfig config{.groups = {Full(16), Window(6, 4)}, .num_pages = 40};
+  CacheCoordinator cache(config);
+  const std::vector<int32_t> tokens = NumberedTokens(40);
+  Request request(cache, tokens);
+  ASSERT_TRUE(request.Compute(40));
+  BlockKeyHasher hasher(config.TokensPerKey(), 0);
+  BlockKeys keys = hasher.Start("");
+  hasher.Extend(tokens, keys);
+  std::vector<size_t> held;
+  for (size_t block = 0; block < keys.blocks.size(); ++block) {
+    BlockKey key = keys.blocks[block];
+    key.back() ^= 1;
+    if (cache.pool().Holds(key)) held.push_back(block);
+  }
+  // Rows from 16, 32 and 48 on read tokens from 11, 27 and 43 on, in blocks 2, 6 and 10.
+  EXPECT_THAT(held, ElementsAre(2, 3, 6, 7));
+  request.Finish();
+  Request again(cache, tokens);
+  EXPECT_EQ(again.computed(), 32);
+  again.Finish();
+}
+
 TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
   // What the groups of DeepSeek-V4 answer (window 128, compression by 4 and by 128): the first
   // token whose entry a row at 1000 reads, blocks for 1000 tokens, leading blocks unread from
