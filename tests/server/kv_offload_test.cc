@@ -55,8 +55,8 @@ TEST(KvOffloadTest, AReturningConversationIsNotComputedAgain) {
   EXPECT_EQ(again["choices"][0]["logprobs"], first["choices"][0]["logprobs"]);
   // All whole blocks that leave the drafter what it looks ahead to.
   EXPECT_EQ(again["usage"]["prompt_tokens_details"]["cached_tokens"], 232);
-  EXPECT_TRUE(Eventually(
-      [&] { return MetricOf(server, "vllm:external_prefix_cache_hits_total") == 232; }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricOf(server, "vllm:external_prefix_cache_hits_total") == 232; }));
   EXPECT_EQ(MetricOf(server, "outrider:kv_offload_pages_total", "event=\"restored\""), 29);
   EXPECT_GT(MetricOf(server, "outrider:kv_offload_memory_bytes", "use=\"held\""), 0);
   EXPECT_EQ(MetricOf(server, "outrider:kv_offload_failed"), 0);
