@@ -35,8 +35,8 @@ void TargetHiddenRows::TakeStep(const DraftRequest& r) {
   }
   if (kept_ == KeptRows::kLast) return;
   for (int32_t p = r.first_position; p <= r.frontier; ++p) {
-    OUTRIDER_CHECK(blocks_[PageOf(r, p)].has_rows != 0, "slot {} starts inside a block, at position {}",
-                   r.slot, p);
+    OUTRIDER_CHECK(blocks_[PageOf(r, p)].has_rows != 0,
+                   "slot {} starts inside a block, at position {}", r.slot, p);
     copies_.Add(r.first_row + p - r.first_position, RowOf(r, p));
   }
 }

@@ -88,9 +88,7 @@ class TargetHiddenRows {
   };
 
   /// Of kAll: of the rows of a page, which lie one behind the other.
-  int64_t RowBytes() const {
-    return BytesPerToken(rows().stride, rows().dtype) * block_size_;
-  }
+  int64_t RowBytes() const { return BytesPerToken(rows().stride, rows().dtype) * block_size_; }
   std::byte* RowsOf(int32_t page) const {
     return static_cast<std::byte*>(rows().data) + page * RowBytes();
   }

@@ -63,7 +63,7 @@ struct EngineCounters {
   int32_t max_speculative_tokens = 0;  // k
   int32_t kv_block_size = 0;           // tokens
   int32_t num_kv_blocks = 0;
-  std::optional<GpuFigures> gpu;  // with a GPU
+  std::optional<GpuFigures> gpu;              // with a GPU
   std::optional<HostCacheCounts> host_cache;  // with a tier of the prefix cache behind the pool
   // Since start.
   int64_t num_steps = 0;

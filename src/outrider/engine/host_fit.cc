@@ -45,13 +45,13 @@ int64_t HostNeed::InAll() const { return weights + kv_cache + offloaded + kHostB
 HostFit FitInHost(const HostNeed& need, const HostMemory& memory) {
   HostFit fit;
   fit.fits = need.InAll() <= memory.available;
-  fit.text = fmt::format("{} are needed ({} of weights, {} of KV cache{}), {} are {}",
-                         ByteSizeText(need.InAll()), ByteSizeText(need.weights),
-                         ByteSizeText(need.kv_cache),
-                         need.offloaded == 0 ? ""
-                                             : fmt::format(", {} of pages that leave it",
-                                                           ByteSizeText(need.offloaded)),
-                         ByteSizeText(memory.available), memory.limit);
+  fit.text = fmt::format(
+      "{} are needed ({} of weights, {} of KV cache{}), {} are {}", ByteSizeText(need.InAll()),
+      ByteSizeText(need.weights), ByteSizeText(need.kv_cache),
+      need.offloaded == 0
+          ? ""
+          : fmt::format(", {} of pages that leave it", ByteSizeText(need.offloaded)),
+      ByteSizeText(memory.available), memory.limit);
   if (!fit.fits) fit.text += ": " + Advice(need, memory.available);
   return fit;
 }

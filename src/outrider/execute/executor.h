@@ -69,7 +69,6 @@ struct ExecutorSeconds {
 
 class Executor : public PageAccess {
  public:
-
   virtual int32_t vocab_size() const = 0;
   virtual std::span<const int32_t> eos_token_ids() const = 0;
 

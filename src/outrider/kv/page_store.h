@@ -32,8 +32,8 @@ class PageStore {
   /// `fill` throws; what the place held is lost then.
   virtual void Write(int32_t place, FunctionRef<void(std::span<std::byte>)> fill) = 0;
 
-  /// `take` reads what was written there last. Throws PageStoreError, and does not call it, when the
-  /// store fails or gives other bytes; and what `take` throws.
+  /// `take` reads what was written there last. Throws PageStoreError, and does not call it, when
+  /// the store fails or gives other bytes; and what `take` throws.
   virtual void Read(int32_t place, FunctionRef<void(std::span<const std::byte>)> take) = 0;
 
   /// Gives the memory of all places back; what they held is lost. Throws PageStoreError when the

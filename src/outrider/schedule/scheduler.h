@@ -46,7 +46,7 @@ struct NewRequest {
 struct Admission {
   RequestId id = 0;
   int32_t slot = 0;
-  int32_t cached_tokens = 0;  // prompt tokens found in the cache
+  int32_t cached_tokens = 0;    // prompt tokens found in the cache
   int32_t returned_tokens = 0;  // of these, tokens that only the host cache had
 };
 
