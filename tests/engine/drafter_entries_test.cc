@@ -1,6 +1,6 @@
-// Whatever was rejected, cut into chunks, preempted, found in the prefix cache or freed behind a
-// window: every cache entry that can still be read, of the target and of the drafter's modules, is
-// the one that a computation from scratch makes.
+// Whatever was rejected, cut into chunks, preempted, found in the prefix cache, brought back from
+// the host or freed behind a window: every cache entry that can still be read, of the target and of
+// the drafter's modules, is the one that a computation from scratch makes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,8 +90,9 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const SmallEagle3 eagle3(model, test.version31);
   EntryCounts counts;
   int64_t preemptions = 0;
+  int64_t returned = 0;
   const bool fewer_of_latent = test.latent && !test.draft_ranges.empty();
-  for (uint32_t seed = 0; seed < 3; ++seed) {
+  for (uint32_t seed = 0; seed < 4; ++seed) {
     TestEngineOptions options;
     options.checkpoint = model;
     options.drafter_checkpoint = eagle3.directory();
@@ -111,12 +112,15 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + (blocks ? 5 : 3);
     options.num_blocks =
         static_cast<int32_t>(TestCacheConfig(options).MostPages(options.max_model_len, step_rows)) +
-        (fewer_of_latent ? 24 : 4);
+        (fewer_of_latent ? 24
+         : test.k == 1   ? -8
+                         : 4);
     if (test.synthetic) {
       options.acceptance.method = RejectionMethod::kSynthetic;
       options.acceptance.rates = RatesOfLength(2.2, test.k);
     }
     if (test.late) options.late_seed = seed;
+    if (seed == 3) options.host_pages = 1000;
     using enum EntryCheckingExecutor::Strategy;
     const auto strategy = blocks                                ? kBlock
                           : test.drafter == DrafterKind::kChain ? kChain
@@ -146,6 +150,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
       ASSERT_EQ(static_cast<int32_t>(out[i].tokens.size()), requests[i].sampling.max_tokens);
     }
     preemptions += engine->Counters().num_preemptions;
+    returned += engine->Counters().host_cache_hits;
   }
   EXPECT_GT(counts.target, 10000);
   EXPECT_GT(counts.modules, 5000);
@@ -156,6 +161,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   EXPECT_GT(counts.accepted, 20);
   EXPECT_GT(counts.rejected, 100);
   EXPECT_GT(preemptions, 0);
+  EXPECT_GT(returned, 20);
   if (fewer_of_latent) {
     EXPECT_GT(counts.lagging, 50);
   } else {

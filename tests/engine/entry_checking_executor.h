@@ -71,6 +71,11 @@ class EntryCheckingExecutor : public Executor {
     inner_->Admit(admission);
   }
 
+  int64_t page_bytes() const override { return inner_->page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override { inner_->ReadPage(page, to); }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    inner_->WritePage(page, from);
+  }
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
     plan_ = plan.requests;
     return inner_->Launch(plan, num_drafts);

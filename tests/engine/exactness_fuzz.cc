@@ -58,6 +58,7 @@
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
 #include "tests/ops/token_keeping_ops.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -285,6 +286,7 @@ class Fuzz {
 
   int64_t preemptions() const { return preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
+  int64_t returned_tokens() const { return returned_tokens_; }
   int64_t accepted() const { return accepted_; }
   int64_t with_grammar() const { return with_grammar_; }
 
@@ -340,6 +342,7 @@ class Fuzz {
     }
     preemptions_ += counters.num_preemptions;
     cached_tokens_ += counters.prefix_cache_hits;
+    returned_tokens_ += counters.host_cache_hits;
     for (const GenerationRequest& request : requests) {
       if (request.grammar.grammar) ++with_grammar_;
     }
@@ -494,7 +497,17 @@ class Fuzz {
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.fast_prefix = Uniform(0, 3) == 0;
+    // Of some rounds, so that the others have the pages that they would have without it.
+    if (o.prefix_caching && Uniform(0, 1) == 0) RandomHostCache(o, least);
     return o;
+  }
+
+  /// From one that forgets nearly all to one that keeps all, in a file or in memory, mostly behind
+  /// a pool that gives pages up.
+  void RandomHostCache(TestEngineOptions& o, int32_t least) {
+    if (Uniform(0, 2) > 0) o.num_blocks = least + Uniform(0, 4);
+    o.host_pages = Uniform(0, 2) == 0 ? Uniform(1, 8) : Uniform(1, 8 * least);
+    if (Uniform(0, 3) == 0) o.host_directory = host_directory_.path();
   }
 
   void RandomForm(TestEngineOptions& o) {
@@ -537,10 +550,11 @@ class Fuzz {
         "{} "
         "threads {} prefix "
         "{} "
-        "fast {} backend {} cache {}",
+        "fast {} host pages {}{} backend {} cache {}",
         static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive,
         static_cast<int>(o.draft_form), o.probabilistic_drafts, o.block_size, o.num_blocks,
         o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.fast_prefix,
+        o.host_pages, o.host_directory.empty() ? "" : " in a file",
         AttentionBackendName(o.attention_backend), KvCacheFormName(o.cache_form));
   }
 
@@ -651,6 +665,7 @@ class Fuzz {
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   const int32_t heads_ = std::max(2, ranks_);  // of small models: all ranks can share them
+  const TemporaryDirectory host_directory_;
   SmallModel small_model_{2, kSmallVocab, heads_};
   SmallStepModel small_step_model_{
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, ranks_)}};
@@ -669,6 +684,7 @@ class Fuzz {
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;
   int64_t cached_tokens_ = 0;
+  int64_t returned_tokens_ = 0;
   int64_t accepted_ = 0;
   int64_t with_grammar_ = 0;
 };
@@ -695,9 +711,9 @@ int Main(int argc, char** argv) {
   }
   fmt::print(
       "{} requests in {} rounds equal (seed {}, {} s; {} with grammars, {} preemptions, {} cached "
-      "tokens, {} drafts accepted)\n",
+      "tokens, {} that came back, {} drafts accepted)\n",
       requests, round - first_round, arguments.seed, elapsed(), fuzz.with_grammar(),
-      fuzz.preemptions(), fuzz.cached_tokens(), fuzz.accepted());
+      fuzz.preemptions(), fuzz.cached_tokens(), fuzz.returned_tokens(), fuzz.accepted());
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <random>
 #include <string>
@@ -189,8 +190,12 @@ class Index {
   std::map<uint64_t, Block> blocks_;
 };
 
-TEST(KvEventsTest, ASubscriberKnowsWhatTheCacheHas) {
+class KvEventsTest : public testing::TestWithParam<int32_t> {};
+
+// Of the pool, whatever lies behind it.
+TEST_P(KvEventsTest, ASubscriberKnowsWhatTheCacheHas) {
   TestEngineOptions options;
+  options.host_pages = GetParam();
   options.num_blocks = 80;  // of 16 tokens: old ones are forgotten
   options.max_num_seqs = 2;
   options.max_model_len = 400;
@@ -220,6 +225,34 @@ TEST(KvEventsTest, ASubscriberKnowsWhatTheCacheHas) {
   EXPECT_EQ(index.size(), 0U);
 }
 
+INSTANTIATE_TEST_SUITE_P(HostPages, KvEventsTest, testing::Values(0, 200));
+
+// Two requests that are admitted at a time may have blocks that come back.
+TEST(KvEventLogTest, KnowsWhoseBlocksWerePublished) {
+  KvEventLog log(2);
+  BlockKeyHasher hasher(2, 0);
+  const std::array<std::vector<int32_t>, 2> tokens = {{{1, 2, 3, 4}, {5, 6, 7, 8}}};
+  const std::array<std::string, 2> salts = {"", "salt"};
+  std::array<BlockKeys, 2> keys;
+  std::vector<KvEventLog::Writer> writers;
+  for (size_t i = 0; i < 2; ++i) {
+    keys[i] = hasher.Start(salts[i]);
+    hasher.Extend(tokens[i], keys[i]);
+    writers.push_back({tokens[i], keys[i], salts[i]});
+  }
+  using Kind = BlockPoolEvent::Kind;
+  *log.pool_log() = {{Kind::kStored, keys[0].blocks[1]},
+                     {Kind::kStored, keys[1].blocks[0]},
+                     {Kind::kStored, keys[1].blocks[1]}};
+  log.TakePublished(writers);
+  const std::vector<KvEvent> events = log.TakeEvents();
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_THAT(events[0].token_ids, ElementsAre(3, 4));
+  EXPECT_TRUE(events[0].parent);
+  EXPECT_THAT(events[1].token_ids, ElementsAre(5, 6, 7, 8));
+  EXPECT_EQ(events[1].cache_salt, "salt");
+}
+
 TEST(KvEventLogTest, JoinsBlocksThatFollowEachOther) {
   KvEventLog log(2);
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7};
@@ -227,20 +260,21 @@ TEST(KvEventLogTest, JoinsBlocksThatFollowEachOther) {
   BlockKeys keys = hasher.Start("");
   hasher.Extend(tokens, keys);
   ASSERT_EQ(keys.blocks.size(), 3U);
+  const std::string no_salt;
   using Kind = BlockPoolEvent::Kind;
   BlockKey unknown = keys.blocks[0];
   unknown[0] ^= 1;
   *log.pool_log() = {{Kind::kStored, keys.blocks[0]},
                      {Kind::kRemoved, unknown},  // nobody was told of it
                      {Kind::kStored, keys.blocks[1]}};
-  log.TakePublished(tokens, keys, "");
+  log.TakePublished(std::vector{KvEventLog::Writer{tokens, keys, no_salt}});
   std::vector<KvEvent> events = log.TakeEvents();
   ASSERT_EQ(events.size(), 1U);
   EXPECT_EQ(events[0].hashes.size(), 2U);
   EXPECT_FALSE(events[0].parent);
   EXPECT_THAT(events[0].token_ids, ElementsAre(1, 2, 3, 4));
   *log.pool_log() = {{Kind::kRemoved, keys.blocks[0]}, {Kind::kStored, keys.blocks[2]}};
-  log.TakePublished(tokens, keys, "");
+  log.TakePublished(std::vector{KvEventLog::Writer{tokens, keys, no_salt}});
   const uint64_t second = events[0].hashes[1];
   events = log.TakeEvents();
   ASSERT_EQ(events.size(), 2U);

@@ -18,6 +18,8 @@
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/execute/step_runner.h"
+#include "outrider/kv/file_page_store.h"
+#include "outrider/kv/memory_page_store.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -59,6 +61,10 @@ struct TestEngineOptions {
   double rank_seconds = 60;  // that a rank waits for another
   bool prefix_caching = true;
   bool fast_prefix = false;
+  int32_t host_pages = 0;                     // that a HostCache holds; 0: there is none
+  std::filesystem::path host_directory = {};  // in a file there; empty: in memory
+  /// Set: makes the store of a HostCache, of pages of so many bytes.
+  std::function<std::unique_ptr<PageStore>(int64_t page_bytes)> make_page_store = nullptr;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   KvCacheForm cache_form = KvCacheForm::kLatent;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
@@ -233,6 +239,15 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     parts.executor = std::move(late);
   }
   if (options.tells_experts) parts.routed = RoutedShapeOf(ReadModelConfig(options.checkpoint));
+  const int64_t page_bytes = parts.executor->page_bytes();
+  if (options.make_page_store) {
+    parts.page_store = options.make_page_store(page_bytes);
+  } else if (options.host_pages > 0 && options.host_directory.empty()) {
+    parts.page_store = std::make_unique<MemoryPageStore>(options.host_pages, page_bytes);
+  } else if (options.host_pages > 0) {
+    parts.page_store = std::make_unique<FilePageStore>(options.host_directory.string(),
+                                                       options.host_pages, page_bytes);
+  }
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   if (options.measures_steps) {

@@ -281,6 +281,56 @@ TEST_F(WeightUpdateTest, RanksGetTheirParts) {
               {Answer(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest())});
 }
 
+/// Asks others until pages of the first request have left the pool.
+void DriveOut(Engine& engine) {
+  for (int32_t i = 0; engine.Counters().host_cache->pages_held < 4 && i < 40; ++i) {
+    GenerationRequest other = UpdatedRequest();
+    for (int32_t t = 0; t < 300; ++t) other.prompt_token_ids.push_back(6 + (i * 331 + t) % 1500);
+    Answer(engine, other);
+  }
+  ASSERT_GE(engine.Counters().host_cache->pages_held, 4);
+}
+
+EngineOptions OptionsWithHostPages() {
+  EngineOptions options = WholeOptions(kTarget);
+  options.kv_cache_memory_bytes = int64_t{9} << 20;
+  options.max_num_seqs = 4;
+  options.kv_offload_memory_bytes = int64_t{64} << 20;
+  return options;
+}
+
+// Also of two updates that bring the same name.
+TEST_F(WeightUpdateTest, PagesThatLeftTheCacheAreDropped) {
+  const LoadedEngine loaded = LoadWhole(OptionsWithHostPages());
+  Engine& engine = *loaded.engine;
+  const Generated before = Answer(engine, UpdatedRequest());
+  for (const bool first : {true, false}) {
+    ASSERT_NO_FATAL_FAILURE(DriveOut(engine));
+    EXPECT_EQ(UpdateTo(engine, first ? changed_ : fs::path(kTarget), "same"), "");
+    EXPECT_EQ(engine.Counters().host_cache->pages_held, 0);
+    const int64_t hits = engine.Counters().host_cache_hits;
+    const Generated after = Answer(engine, UpdatedRequest());
+    EXPECT_EQ(engine.Counters().host_cache_hits, hits);
+    if (!first) ExpectEqual({after}, {before});
+  }
+}
+
+TEST_F(WeightUpdateTest, SleepersKeepNoPagesOutsideOfTheCache) {
+  const LoadedEngine loaded = LoadWhole(OptionsWithHostPages());
+  Engine& engine = *loaded.engine;
+  const Generated before = Answer(engine, UpdatedRequest());
+  for (const EngineMemory memory :
+       {EngineMemory{.weights = true}, EngineMemory{.kv_cache = true}}) {
+    ASSERT_NO_FATAL_FAILURE(DriveOut(engine));
+    engine.Sleep(memory, PauseMode::kAbort, [](const Error*) {});
+    while (engine.Step()) {
+    }
+    EXPECT_EQ(engine.Counters().host_cache->pages_held, 0);
+    engine.WakeUp({.weights = true, .kv_cache = true}, [](const Error*) {});
+    ExpectEqual({Answer(engine, UpdatedRequest())}, {before});
+  }
+}
+
 class SleepTest : public testing::TestWithParam<EngineMemory> {};
 
 TEST_P(SleepTest, KeptRequestsGoOnWithTheSameTokens) {

@@ -50,6 +50,11 @@ class DisturbingExecutor : public Executor {
     inner_->Admit(admission);
   }
   void Release(int32_t slot) override { inner_->Release(slot); }
+  int64_t page_bytes() const override { return inner_->page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override { inner_->ReadPage(page, to); }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    inner_->WritePage(page, from);
+  }
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
     for (const PlannedRequest& request : plan.requests) PoisonNewPages(request);
     Stall();

@@ -43,6 +43,16 @@ class LateExecutor : public Executor {
     Push([this, slot] { inner_->Release(slot); });
   }
 
+  int64_t page_bytes() const override { return inner_->page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override {
+    while (!queue_.empty()) RunNext();
+    inner_->ReadPage(page, to);
+  }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    while (!queue_.empty()) RunNext();
+    inner_->WritePage(page, from);
+  }
+
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
     OUTRIDER_CHECK(steps_.size() < 2);
     const auto step = std::make_shared<Step>();

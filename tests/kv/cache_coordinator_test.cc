@@ -41,7 +41,8 @@ class Request {
     BlockKeyHasher hasher(cache.config().TokensPerKey(), 0);
     keys_ = hasher.Start("");
     hasher.Extend(tokens, keys_);
-    computed_ = cache_.SharePrefix(tables_, keys_.blocks, static_cast<int32_t>(tokens.size()) - 1);
+    computed_ =
+        cache_.SharePrefix(tables_, keys_.blocks, static_cast<int32_t>(tokens.size()) - 1).tokens;
   }
 
   int32_t computed() const { return computed_; }
@@ -65,6 +66,29 @@ class Request {
   BlockKeys keys_;
   int32_t computed_ = 0;
 };
+
+TEST(CacheCoordinatorTest, BlocksOfWindowsThatNobodyResumesWithAreNotPublished) {
+  CacheConfig config{.groups = {Full(16), Window(6, 4)}, .num_pages = 40};
+  CacheCoordinator cache(config);
+  const std::vector<int32_t> tokens = NumberedTokens(40);
+  Request request(cache, tokens);
+  ASSERT_TRUE(request.Compute(40));
+  BlockKeyHasher hasher(config.TokensPerKey(), 0);
+  BlockKeys keys = hasher.Start("");
+  hasher.Extend(tokens, keys);
+  std::vector<size_t> held;
+  for (size_t block = 0; block < keys.blocks.size(); ++block) {
+    BlockKey key = keys.blocks[block];
+    key.back() ^= 1;
+    if (cache.pool().Holds(key)) held.push_back(block);
+  }
+  // Rows from 16, 32 and 48 on read tokens from 11, 27 and 43 on, in blocks 2, 6 and 10.
+  EXPECT_THAT(held, ElementsAre(2, 3, 6, 7));
+  request.Finish();
+  Request again(cache, tokens);
+  EXPECT_EQ(again.computed(), 32);
+  again.Finish();
+}
 
 TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
   // What the groups of DeepSeek-V4 answer (window 128, compression by 4 and by 128): the first
@@ -290,7 +314,7 @@ RC_GTEST_PROP(CacheCoordinatorProperty, EveryEntryReadIsTheOneThatWouldBeCompute
       for (int32_t i = 0; i < length; ++i) request.tokens.push_back(i < diverges ? 0 : 1);
       request.keys = hasher.Start("");
       hasher.Extend(request.tokens, request.keys);
-      request.computed = cache.SharePrefix(request.tables, request.keys.blocks, length - 1);
+      request.computed = cache.SharePrefix(request.tables, request.keys.blocks, length - 1).tokens;
       RC_ASSERT(request.computed < length);
       live.emplace(next_id++, std::move(request));
       continue;

@@ -36,7 +36,7 @@ std::vector<BlockKey> KeysOf(int32_t tokens, int32_t first = 0) {
 /// Runs a prompt in one step.
 CacheTables Compute(CacheCoordinator& cache, const std::vector<BlockKey>& keys, int32_t tokens) {
   CacheTables tables = cache.MakeTables(1000);
-  const int32_t cached = cache.SharePrefix(tables, keys, tokens - 1);
+  const int32_t cached = cache.SharePrefix(tables, keys, tokens - 1).tokens;
   const bool reserved = cache.Reserve(tables, cached, tokens, tokens);
   EXPECT_TRUE(reserved);
   cache.MakeCheckpoints(tables, keys, cached, tokens, tokens - 1);
@@ -144,7 +144,7 @@ TEST(RunningStateTest, APrefixNeedsItsState) {
   EXPECT_EQ(cache.FindPrefix(keys, 99), 96);
   EXPECT_EQ(cache.FindPrefix(keys, 60), 48);
   CacheTables second = cache.MakeTables(1000);
-  EXPECT_EQ(cache.SharePrefix(second, keys, 60), 48);
+  EXPECT_EQ(cache.SharePrefix(second, keys, 60).tokens, 48);
   EXPECT_EQ(second.state().restored.size(), 1U);
   EXPECT_TRUE(second.state().state.empty());
   ASSERT_TRUE(cache.Reserve(second, 48, 60, 60));

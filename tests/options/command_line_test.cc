@@ -223,6 +223,10 @@ TEST(CommandLine, EngineValues) {
                                    "2",
                                    "--tokenizer",
                                    "t",
+                                   "--kv-offload-memory-bytes",
+                                   "3GiB",
+                                   "--kv-offload-dir",
+                                   "pages",
                                    "--max-logprobs",
                                    "5",
                                    "--log-format",
@@ -234,6 +238,8 @@ TEST(CommandLine, EngineValues) {
   EXPECT_EQ(settings.engine.kv_cache_dtype, DType::kBF16);
   EXPECT_EQ(settings.engine.load_format, LoadFormat::kDummy);
   EXPECT_EQ(settings.engine.kv_cache_memory_bytes, int64_t{512} << 20);
+  EXPECT_EQ(settings.engine.kv_offload_memory_bytes, int64_t{3} << 30);
+  EXPECT_EQ(settings.engine.kv_offload_dir, "pages");
   EXPECT_EQ(settings.engine.max_num_queued_reqs, 7);
   EXPECT_EQ(settings.engine.seed, 18446744073709551615U);
   EXPECT_EQ(settings.engine.num_threads, 2);

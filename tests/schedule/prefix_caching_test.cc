@@ -5,11 +5,16 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 
+#include "outrider/kv/memory_page_store.h"
 #include "outrider/schedule/scheduler.h"
 #include "tests/schedule/random_groups.h"
 
@@ -223,6 +228,35 @@ uint64_t HashOf(const std::vector<int32_t>& tokens, int32_t end) {
   return hash;
 }
 
+/// Copies the cells of pages.
+class SymbolicPages : public PageAccess {
+ public:
+  /// before_copy: is called before each copy.
+  SymbolicPages(std::vector<uint64_t>& target, std::vector<uint64_t>& drafter, size_t per_page,
+                std::function<void()> before_copy)
+      : cells_{&target, &drafter}, per_page_(per_page), before_copy_(std::move(before_copy)) {}
+
+  int64_t page_bytes() const { return static_cast<int64_t>(2 * Bytes()); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override {
+    before_copy_();
+    for (size_t i = 0; i < 2; ++i) std::memcpy(&to[i * Bytes()], At(i, page), Bytes());
+  }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    before_copy_();
+    for (size_t i = 0; i < 2; ++i) std::memcpy(At(i, page), &from[i * Bytes()], Bytes());
+  }
+
+ private:
+  size_t Bytes() const { return per_page_ * sizeof(uint64_t); }
+  uint64_t* At(size_t i, int32_t page) {
+    return cells_[i]->data() + static_cast<size_t>(page) * per_page_;
+  }
+
+  std::array<std::vector<uint64_t>*, 2> cells_;
+  size_t per_page_;
+  std::function<void()> before_copy_;
+};
+
 RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, ()) {
   SchedulerConfig config;
   config.max_model_len = *rc::gen::inRange(12, 60);
@@ -377,6 +411,15 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
       queue.pop_front();
     }
   };
+  // A page is copied when all that was asked for before has happened.
+  SymbolicPages pages(target, drafter, static_cast<size_t>(config.cache.TokensPerResume()),
+                      [&] { run_some(static_cast<int32_t>(queue.size())); });
+  std::optional<HostCache> host;
+  if (*rc::gen::arbitrary<bool>()) {
+    host.emplace(std::make_unique<MemoryPageStore>(*rc::gen::inRange(1, 100), pages.page_bytes()),
+                 pages);
+    scheduler.SetHostCache(&*host);
+  }
   const auto release = [&](RequestId id) { queue.emplace_back([&, id] { slots.erase(id); }); };
   std::deque<std::shared_ptr<Step>> in_flight;
   const auto launch = [&] {

@@ -45,6 +45,38 @@ TEST(ServerMetricsTest, TellsOfTheGpuWhereThereIsOne) {
   EXPECT_THAT(text, HasSubstr(line("outrider:gpu_idle_seconds_total", "", "0.25")));
 }
 
+TEST(ServerMetricsTest, TellsOfPagesThatLeftTheCacheWhereTheyAreKept) {
+  EngineCounters counters;
+  EXPECT_THAT(ServerMetrics("m", 4096).Render(counters),
+              AllOf(Not(HasSubstr("kv_offload")), Not(HasSubstr("external"))));
+  counters.host_cache = {.page_bytes = 10,
+                         .pages_held = 5,
+                         .most_pages = 7,
+                         .pages_saved = 30,
+                         .pages_restored = 20,
+                         .pages_dropped = 3,
+                         .failed = true};
+  counters.host_cache_queries = 100;
+  counters.host_cache_hits = 64;
+  const std::string text = ServerMetrics("m", 4096).Render(counters);
+  const auto expect = [&](const std::string& name, const std::string& label,
+                          const std::string& value) {
+    EXPECT_THAT(text, HasSubstr("\n" + name + R"({engine="0",model_name="m")" + label + "} " +
+                                value + "\n"));
+  };
+  expect("vllm:external_prefix_cache_queries_total", "", "100");
+  expect("vllm:external_prefix_cache_hits_total", "", "64");
+  expect("vllm:prompt_tokens_by_source_total", R"(,source="external_kv_transfer")", "64");
+  expect("outrider:kv_offload_pages_total", R"(,event="saved")", "30");
+  expect("outrider:kv_offload_pages_total", R"(,event="restored")", "20");
+  expect("outrider:kv_offload_pages_total", R"(,event="dropped")", "3");
+  expect("outrider:kv_offload_bytes_total", R"(,event="saved")", "300");
+  expect("outrider:kv_offload_bytes_total", R"(,event="restored")", "200");
+  expect("outrider:kv_offload_memory_bytes", R"(,use="held")", "50");
+  expect("outrider:kv_offload_memory_bytes", R"(,use="limit")", "70");
+  expect("outrider:kv_offload_failed", "", "1");
+}
+
 TEST(ServerMetricsTest, RendersTheEnginesCounters) {
   EngineCounters counters;
   counters.num_requests_running = 3;

@@ -31,7 +31,13 @@ class ModelServer {
   explicit ModelServer(DrafterKind drafter, const char* format = "none",
                        const Tokenizer& tokenizer = BundledTokenizer(),
                        const char* reasoning = "none")
-      : engine_(MakeTestEngine({.drafter = drafter}, &tokenizer)),
+      : ModelServer(TestEngineOptions{.drafter = drafter}, format, tokenizer, reasoning) {}
+
+  /// With an engine of its own options.
+  explicit ModelServer(const TestEngineOptions& engine, const char* format = "none",
+                       const Tokenizer& tokenizer = BundledTokenizer(),
+                       const char* reasoning = "none")
+      : engine_(MakeTestEngine(engine, &tokenizer)),
         chat_template_(ChatTemplate::FromString(
             "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
             "{% for message in messages %}{{ message.content }}{% endfor %}",

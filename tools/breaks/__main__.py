@@ -4,7 +4,7 @@
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
                                             experts, formats, sparse, small, sharing, states,
-                                            plans, grpc, hopper
+                                            host_cache, plans, grpc, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -35,6 +35,7 @@ import eagle3
 import experts
 import formats
 import hopper
+import host_cache
 import plans
 import remote_calls
 import server
@@ -62,15 +63,15 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py"), "cli"),
     **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute", "generate",
-                                         "grammar", "grpc", "kernels", "layers", "networks", "openai", "ops", "options",
+                                         "grammar", "grpc", "kernels", "kv", "layers", "networks", "openai", "ops", "options",
                                          "sampling", "schedule", "server")}}
 STANDS_ON = {"grpc": "server"}  # rooms whose tests use what another room's tests have
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "experts": experts, "formats": formats,
-         "sparse": sparse, "small": small, "sharing": sharing, "states": states, "plans": plans,
-         "grpc": remote_calls, "hopper": hopper}
+         "sparse": sparse, "small": small, "sharing": sharing, "states": states, "host_cache": host_cache,
+         "plans": plans, "grpc": remote_calls, "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 

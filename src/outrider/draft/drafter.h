@@ -1,6 +1,7 @@
 // A drafter guesses the next tokens of each request after every step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -107,6 +108,15 @@ class Drafter {
   /// `computed` come from the prefix cache, whole. They hold the target's entries, and those of the
   /// modules that have finished them (TargetHiddenRows).
   virtual void Reset(int32_t slot, int32_t computed) = 0;
+
+  // What it keeps of a page of the cache beside the cache, for pages whose bytes leave the device
+  // and come back to another page (HostCache).
+
+  /// Bytes of a page; 0: nothing.
+  virtual int64_t page_bytes() const { return 0; }
+  /// `to`, `from`: of page_bytes() bytes, in the host's memory.
+  virtual void ReadPage(int32_t /*page*/, std::span<std::byte> /*to*/) const {}
+  virtual void WritePage(int32_t /*page*/, std::span<const std::byte> /*from*/) {}
 };
 
 }  // namespace outrider

@@ -42,6 +42,13 @@ class ModuleDrafter : public Drafter {
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
   void Reset(int32_t slot, int32_t computed) override;
+  int64_t page_bytes() const override { return target_rows_.page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) const override {
+    target_rows_.ReadPage(model_->device().ops, page, to);
+  }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    target_rows_.WritePage(model_->device().ops, page, from);
+  }
 
   /// Positions of a slot below it have final entries in module m.
   int32_t FinalEnd(int32_t slot, int32_t m) const {

@@ -1,6 +1,7 @@
 #include "outrider/draft/target_hidden_rows.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "outrider/base/error.h"
 
@@ -30,12 +31,12 @@ void TargetHiddenRows::TakeStep(const DraftRequest& r) {
   for (int32_t p = first_block_start; p <= r.frontier; p += block_size_) {
     Block& block = blocks_[PageOf(r, p)];
     block.finished_modules = 0;
-    block.has_rows = kept_ == KeptRows::kAll;
+    block.has_rows = kept_ == KeptRows::kAll ? 1 : 0;
   }
   if (kept_ == KeptRows::kLast) return;
   for (int32_t p = r.first_position; p <= r.frontier; ++p) {
-    OUTRIDER_CHECK(blocks_[PageOf(r, p)].has_rows, "slot {} starts inside a block, at position {}",
-                   r.slot, p);
+    OUTRIDER_CHECK(blocks_[PageOf(r, p)].has_rows != 0,
+                   "slot {} starts inside a block, at position {}", r.slot, p);
     copies_.Add(r.first_row + p - r.first_position, RowOf(r, p));
   }
 }
@@ -54,7 +55,7 @@ void TargetHiddenRows::CopyFrom(DraftModel& model, Tensor hidden) {
 
 bool TargetHiddenRows::Has(const DraftRequest& r, int32_t position) const {
   return kept_ == KeptRows::kLast ? position >= r.first_position - num_last_
-                                  : blocks_[PageOf(r, position)].has_rows;
+                                  : blocks_[PageOf(r, position)].has_rows != 0;
 }
 
 int32_t TargetHiddenRows::RowOf(const DraftRequest& r, int32_t position) const {
@@ -84,6 +85,18 @@ void TargetHiddenRows::MarkFinished(const DraftRequest& r, int32_t first,
     Block& block = blocks_[PageOf(r, start)];
     block.finished_modules = std::max(block.finished_modules, static_cast<int32_t>(finished));
   }
+}
+
+void TargetHiddenRows::ReadPage(const Ops& ops, int32_t page, std::span<std::byte> to) const {
+  OUTRIDER_CHECK(std::ssize(to) == page_bytes());
+  std::memcpy(to.data(), &blocks_[static_cast<size_t>(page)], sizeof(Block));
+  if (kept_ == KeptRows::kAll) ops.CopyToHost(RowsOf(page), to.subspan(sizeof(Block)));
+}
+
+void TargetHiddenRows::WritePage(const Ops& ops, int32_t page, std::span<const std::byte> from) {
+  OUTRIDER_CHECK(std::ssize(from) == page_bytes());
+  std::memcpy(&blocks_[static_cast<size_t>(page)], from.data(), sizeof(Block));
+  if (kept_ == KeptRows::kAll) ops.CopyFromHost(from.subspan(sizeof(Block)), RowsOf(page));
 }
 
 }  // namespace outrider

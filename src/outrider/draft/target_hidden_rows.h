@@ -73,11 +73,25 @@ class TargetHiddenRows {
   /// blocks from position `first` on that modules have finished.
   void MarkFinished(const DraftRequest& request, int32_t first, std::span<const int32_t> final_end);
 
+  // What is kept of a page: how many modules have finished it and, of kAll, its rows. See Drafter.
+
+  int64_t page_bytes() const {
+    return static_cast<int64_t>(sizeof(Block)) + (kept_ == KeptRows::kAll ? RowBytes() : 0);
+  }
+  void ReadPage(const Ops& ops, int32_t page, std::span<std::byte> to) const;
+  void WritePage(const Ops& ops, int32_t page, std::span<const std::byte> from);
+
  private:
   struct Block {
-    bool has_rows = false;         // kAll: after its first use
+    int32_t has_rows = 0;          // kAll: 1 after its first use
     int32_t finished_modules = 0;  // so many first modules have finished the block
   };
+
+  /// Of kAll: of the rows of a page, which lie one behind the other.
+  int64_t RowBytes() const { return BytesPerToken(rows().stride, rows().dtype) * block_size_; }
+  std::byte* RowsOf(int32_t page) const {
+    return static_cast<std::byte*>(rows().data) + page * RowBytes();
+  }
 
   size_t PageOf(const DraftRequest& request, int32_t position) const {
     return static_cast<size_t>(

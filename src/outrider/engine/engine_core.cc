@@ -26,6 +26,7 @@ EngineCore::EngineCore(EngineParts parts)
       eos_token_ids_(parts_.executor->eos_token_ids().begin(),
                      parts_.executor->eos_token_ids().end()),
       weight_version_(std::make_shared<const std::string>(parts_.weight_version)),
+      executor_pages_(parts_),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.cache.TokensPerKey(), parts_.scheduler.tokens_ahead),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr) {
@@ -36,6 +37,11 @@ EngineCore::EngineCore(EngineParts parts)
   counters_.max_num_batched_tokens = parts_.scheduler.max_num_batched_tokens;
   counters_.max_speculative_tokens = parts_.scheduler.max_drafts;
   counters_.gpu = parts_.gpu;
+  if (parts_.page_store) {
+    OUTRIDER_CHECK(parts_.page_store->page_bytes() == parts_.executor->page_bytes());
+    host_cache_.emplace(std::move(parts_.page_store), executor_pages_);
+    scheduler_.SetHostCache(&*host_cache_);
+  }
 }
 
 EngineParts EngineCore::ReleaseParts() && {
@@ -169,6 +175,7 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
   c.cache_asleep = asleep_.kv_cache;
   c.weight_version = *weight_version_;
   c.kv_cache_usage = scheduler_.pool().Usage();
+  if (host_cache_) c.host_cache = host_cache_->counts();
 }
 
 bool EngineCore::Step() {
@@ -236,10 +243,7 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
   for (const Admission& admission : plan.admitted) {
     RequestState& state = *requests_.at(admission.id);
     const bool asks = state.block_keys && state.most_shared() > 0;
-    if (state.Scheduled(admission.cached_tokens) && asks) {
-      counters_.prefix_cache_queries += state.prompt_length();
-      counters_.prefix_cache_hits += admission.cached_tokens;
-    }
+    if (state.Scheduled(admission.cached_tokens) && asks) CountPrefix(state, admission);
     state.slot = admission.slot;
     by_slot_[static_cast<size_t>(admission.slot)] = &state;
     parts_.executor->Admit({.slot = admission.slot,
@@ -247,6 +251,26 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
                             .tokens = state.tokens(),
                             .cached_tokens = admission.cached_tokens});
   }
+  if (kv_events_ && host_cache_) TellReturned(plan);
+}
+
+void EngineCore::CountPrefix(const RequestState& state, const Admission& admission) {
+  const int64_t in_pool = admission.cached_tokens - admission.returned_tokens;
+  counters_.prefix_cache_queries += state.prompt_length();
+  counters_.prefix_cache_hits += in_pool;
+  if (!host_cache_) return;
+  counters_.host_cache_queries += state.prompt_length() - in_pool;
+  counters_.host_cache_hits += admission.returned_tokens;
+}
+
+void EngineCore::TellReturned(const StepPlan& plan) {
+  std::vector<KvEventLog::Writer> writers;
+  for (const Admission& admission : plan.admitted) {
+    const RequestState& state = *requests_.at(admission.id);
+    if (!state.block_keys) continue;
+    writers.push_back({state.tokens(), *state.block_keys, state.cache_salt()});
+  }
+  kv_events_->TakePublished(writers);
 }
 
 int32_t EngineCore::ChooseDraftLength(const StepPlan& plan) {
@@ -311,7 +335,8 @@ void EngineCore::Commit(const StepPlan& plan, std::span<const RequestResult> res
           planned.samples ? std::min(results[i].verified.num_accepted, emitted - 1) : 0;
       scheduler_.Commit(planned, accepted, emitted, num_drafts[i]);
       if (kv_events_ && state.block_keys) {
-        kv_events_->TakePublished(state.tokens(), *state.block_keys, state.cache_salt());
+        const KvEventLog::Writer writer = {state.tokens(), *state.block_keys, state.cache_salt()};
+        kv_events_->TakePublished({&writer, 1});
       }
     }
     if (state.finished()) End(state);

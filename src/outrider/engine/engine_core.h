@@ -18,6 +18,7 @@
 #include "outrider/engine/kv_events.h"
 #include "outrider/engine/request_state.h"
 #include "outrider/execute/executor.h"
+#include "outrider/kv/host_cache.h"
 #include "outrider/schedule/scheduler.h"
 #include "outrider/text/tokenizer.h"
 
@@ -39,6 +40,8 @@ struct EngineParts {
   uint64_t seed = 0;
   std::optional<RoutedShape> routed = {};  // of experts that requests may ask for; unset: of none
   std::optional<GpuFigures> gpu;           // what is known at start
+  /// Takes pages that leave the cache's pool, of Executor::page_bytes() bytes; null: they are lost.
+  std::unique_ptr<PageStore> page_store = nullptr;
 };
 
 class EngineCore {
@@ -110,6 +113,18 @@ class EngineCore {
     int32_t num_drafts = 0;  // per request, that it was launched with
   };
 
+  /// Pages of the executor that there is.
+  struct ExecutorPages : PageAccess {
+    explicit ExecutorPages(const EngineParts& parts_of_engine) : parts(parts_of_engine) {}
+    void ReadPage(int32_t page, std::span<std::byte> to) override {
+      parts.executor->ReadPage(page, to);
+    }
+    void WritePage(int32_t page, std::span<const std::byte> from) override {
+      parts.executor->WritePage(page, from);
+    }
+    const EngineParts& parts;
+  };
+
   /// What became of one planned request.
   struct Outcome {
     RequestState* state = nullptr;  // null: the request was gone before the step ended
@@ -143,6 +158,10 @@ class EngineCore {
   /// One step more, if there is anything to run.
   bool LaunchStep();
   void ApplyPlan(const StepPlan& plan);
+  /// Counts what an admitted request found of its prompt.
+  void CountPrefix(const RequestState& state, const Admission& admission);
+  /// Tells of blocks that came back with requests that were admitted.
+  void TellReturned(const StepPlan& plan);
   /// Drafts per request after a step that samples so many.
   int32_t ChooseDraftLength(const StepPlan& plan);
   /// Waits for the oldest step, delivers what it gave, and commits it.
@@ -167,6 +186,8 @@ class EngineCore {
   const std::vector<int32_t> eos_token_ids_;
   std::shared_ptr<const std::string> weight_version_;
   int64_t num_updates_ = 0;
+  ExecutorPages executor_pages_;
+  std::optional<HostCache> host_cache_;
   Scheduler scheduler_;
   BlockKeyHasher hasher_;
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;

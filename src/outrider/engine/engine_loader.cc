@@ -10,6 +10,7 @@
 #include "outrider/engine/engine_device.h"
 #include "outrider/engine/executor_maker.h"
 #include "outrider/engine/host_fit.h"
+#include "outrider/engine/page_offload.h"
 #include "outrider/engine/plan/check_options.h"
 #include "outrider/text/token_id_encoder.h"
 #include "outrider/text/tokenizer_config.h"
@@ -50,7 +51,7 @@ struct PlannedEngine {
   std::optional<GpuBudget> gpu;
   SchedulerConfig scheduler;
   Decisions cache_decisions;
-  std::optional<HostFit> host_fit;  // nothing: a GPU's memory counts, or the system does not tell
+  std::optional<HostFit> host_fit;  // nothing: the host takes nothing, or the system does not tell
 };
 
 /// gpu: of a GPU that the cache fills.
@@ -67,14 +68,20 @@ MemoryReport MemoryOf(const PlannedEngine& planned) {
   return ReportMemory(planned.plan, planned.scheduler, planned.weights, planned.gpu);
 }
 
-/// On a processor: whether weights and cache fit into its memory.
+/// On a processor: whether weights and cache fit into its memory. On a GPU: whether pages that
+/// leave it do.
 std::optional<HostFit> FitInHost(const EngineOptions& options, const PlannedEngine& planned) {
   const EnginePlan& plan = planned.plan;
   const std::optional<HostMemory>& available = planned.device.facts.host_memory;
-  if (plan.device != DeviceKind::kCpu || !available) return std::nullopt;
+  if (!available) return std::nullopt;
+  HostNeed need = {.offloaded = OffloadBytesInMemory(options)};
+  if (plan.device != DeviceKind::kCpu) {
+    if (need.offloaded == 0) return std::nullopt;
+    return FitInHost(need, *available);
+  }
   const MemoryReport memory = MemoryOf(planned);
-  HostNeed need = {.weights = planned.weights.all_ranks(),
-                   .kv_cache = plan.ranks * (memory.kv_cache_bytes + memory.kept_row_bytes)};
+  need.weights = planned.weights.all_ranks();
+  need.kv_cache = plan.ranks * (memory.kv_cache_bytes + memory.kept_row_bytes);
   HostFit fit = FitInHost(need, *available);
   if (fit.fits || options.quantization != WeightQuantization::kNone) return fit;
   WeightForm int8 = plan.numbers.weights;
@@ -112,7 +119,8 @@ void Describe(const PlannedEngine& planned, LoadedEngine& loaded) {
   loaded.decisions.insert(loaded.decisions.end(), planned.cache_decisions.begin(),
                           planned.cache_decisions.end());
   if (const auto& fit = planned.host_fit) {
-    loaded.decisions.push_back({"memory", fit->fits ? "fits" : "DOES NOT FIT", fit->text});
+    loaded.decisions.push_back({plan.device == DeviceKind::kCpu ? "memory" : "host memory",
+                                fit->fits ? "fits" : "DOES NOT FIT", fit->text});
   }
   loaded.num_speculative_tokens = plan.drafts.k;
   loaded.kv_cache_form = plan.form.cache;
@@ -192,6 +200,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     }
     parts.draft_length_policy.emplace(k, *loaded.step_times);
   }
+  parts.page_store = MakePageStore(options, parts.executor->page_bytes());
   parts.maker = std::move(maker);
   parts.weight_version = options.weight_version;
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));

@@ -101,6 +101,10 @@ struct EngineOptions {
   std::optional<int64_t> kv_cache_memory_bytes = {};
   double gpu_memory_utilization = 0.9;  // (0, 1]: the share of the GPU's memory that may be used
   bool enable_prefix_caching = true;    // requests reuse the blocks of equal prompt beginnings
+  /// Pages that leave the KV cache's memory are kept in so many bytes, and come back when a prompt
+  /// begins alike (HostCache); unset: they are lost.
+  std::optional<int64_t> kv_offload_memory_bytes = {};
+  std::string kv_offload_dir = {};  // in a temporary file there; empty: in the host's memory
   /// Over a latent cache, reuse the blocks of answers too: where a prompt repeats an earlier
   /// answer, results then depend on whether that is still cached, by rounding.
   bool fast_prefix = false;

@@ -13,6 +13,7 @@
 #include "outrider/engine/generation.h"
 #include "outrider/engine/step_log.h"
 #include "outrider/engine/weight_folders.h"
+#include "outrider/kv/host_cache.h"
 
 namespace outrider {
 
@@ -63,14 +64,17 @@ struct EngineCounters {
   int32_t max_speculative_tokens = 0;  // k
   int32_t kv_block_size = 0;           // tokens
   int32_t num_kv_blocks = 0;
-  std::optional<GpuFigures> gpu;  // with a GPU
+  std::optional<GpuFigures> gpu;              // with a GPU
+  std::optional<HostCacheCounts> host_cache;  // with a tier of the prefix cache behind the pool
   // Since start.
   int64_t num_steps = 0;
   int64_t prompt_tokens = 0;      // prompt tokens computed
   int64_t generation_tokens = 0;  // tokens emitted
   int64_t num_preemptions = 0;
   int64_t prefix_cache_queries = 0;  // tokens looked up
-  int64_t prefix_cache_hits = 0;     // tokens found
+  int64_t prefix_cache_hits = 0;     // tokens found in the pool
+  int64_t host_cache_queries = 0;    // tokens that the pool had not, with a host cache
+  int64_t host_cache_hits = 0;       // of these, tokens that came back
   int64_t finished_stop = 0;
   int64_t finished_length = 0;
   int64_t finished_abort = 0;

@@ -13,6 +13,7 @@ namespace outrider {
 struct HostNeed {
   int64_t weights = 0;
   int64_t kv_cache = 0;      // what is kept with its pages included
+  int64_t offloaded = 0;     // pages that leave the cache
   int64_t int8_weights = 0;  // what the weights would take with --quantization int8; 0: no option
 
   int64_t InAll() const;

@@ -29,8 +29,8 @@ void KvEventLog::Forget(const BlockPoolEvent& event) {
   events_.back().hashes.push_back(hash);
 }
 
-void KvEventLog::Store(size_t block, const std::vector<int32_t>& tokens, const BlockKeys& keys,
-                       const std::string& cache_salt) {
+void KvEventLog::Store(size_t block, const Writer& writer) {
+  const auto& [tokens, keys, cache_salt] = writer;
   const uint64_t hash = HashOf(keys.blocks[block]);
   std::optional<uint64_t> parent;
   if (block > 0) parent = HashOf(keys.blocks[block - 1]);
@@ -52,19 +52,23 @@ void KvEventLog::Store(size_t block, const std::vector<int32_t>& tokens, const B
   told_.insert(hash);
 }
 
-void KvEventLog::TakePublished(const std::vector<int32_t>& tokens, const BlockKeys& keys,
-                               const std::string& cache_salt) {
-  size_t next = 0;  // blocks of a request are published in order
+void KvEventLog::TakePublished(std::span<const Writer> writers) {
+  // Blocks of a request are published in order, those of one request after those of another.
+  std::vector<size_t> next(writers.size(), 0);
   for (const BlockPoolEvent& event : pool_log_) {
     if (event.kind != BlockPoolEvent::Kind::kStored) {
       Forget(event);
       continue;
     }
-    const auto found = std::find(keys.blocks.begin() + static_cast<std::ptrdiff_t>(next),
-                                 keys.blocks.end(), event.key);
-    if (found == keys.blocks.end()) continue;  // of another group
-    next = static_cast<size_t>(found - keys.blocks.begin());
-    Store(next++, tokens, keys, cache_salt);
+    for (size_t w = 0; w < writers.size(); ++w) {
+      const std::vector<BlockKey>& keys = writers[w].keys.blocks;
+      const auto found =
+          std::find(keys.begin() + static_cast<std::ptrdiff_t>(next[w]), keys.end(), event.key);
+      if (found == keys.end()) continue;  // of another group, or another request
+      next[w] = static_cast<size_t>(found - keys.begin()) + 1;
+      Store(next[w] - 1, writers[w]);
+      break;
+    }
   }
   pool_log_.clear();
 }

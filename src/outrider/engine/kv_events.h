@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -41,18 +42,22 @@ class KvEventLog {
   /// Where the pool is to log (BlockPool::SetLog).
   std::vector<BlockPoolEvent>* pool_log() { return &pool_log_; }
 
-  /// Takes what was logged while blocks of one request were published. `keys` are those of
-  /// `tokens`.
-  void TakePublished(const std::vector<int32_t>& tokens, const BlockKeys& keys,
-                     const std::string& cache_salt);
+  /// A request some of whose blocks were published.
+  struct Writer {
+    const std::vector<int32_t>& tokens;
+    const BlockKeys& keys;  // of `tokens`
+    const std::string& cache_salt;
+  };
+
+  /// Takes what was logged while blocks of these requests were published.
+  void TakePublished(std::span<const Writer> writers);
 
   /// What was logged since the last time.
   std::vector<KvEvent> TakeEvents();
 
  private:
   void Forget(const BlockPoolEvent& event);
-  void Store(size_t block, const std::vector<int32_t>& tokens, const BlockKeys& keys,
-             const std::string& cache_salt);
+  void Store(size_t block, const Writer& writer);
 
   int32_t block_size_;
   std::vector<BlockPoolEvent> pool_log_;

@@ -26,8 +26,10 @@
 #include <span>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/execute/draft_limit.h"
 #include "outrider/execute/request_parameters.h"
+#include "outrider/kv/host_cache.h"
 #include "outrider/ops/replayer.h"
 #include "outrider/ops/ticket.h"
 #include "outrider/sampling/logprobs.h"
@@ -72,10 +74,8 @@ struct ExecutorSeconds {
   double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };
 
-class Executor {
+class Executor : public PageAccess {
  public:
-  virtual ~Executor() = default;
-
   virtual int32_t vocab_size() const = 0;
   virtual std::span<const int32_t> eos_token_ids() const = 0;
 
@@ -98,6 +98,15 @@ class Executor {
 
   /// The request has finished, was aborted or preempted.
   virtual void Release(int32_t slot) = 0;
+
+  /// Bytes that ReadPage and WritePage copy: of a page of the cache on all ranks, with what the
+  /// drafter keeps of it. The calls take effect in order with the others, and wait until they have.
+  /// 0: its pages stay where they are.
+  virtual int64_t page_bytes() const { return 0; }
+  void ReadPage(int32_t /*page*/, std::span<std::byte> /*to*/) override { OUTRIDER_CHECK(false); }
+  void WritePage(int32_t /*page*/, std::span<const std::byte> /*from*/) override {
+    OUTRIDER_CHECK(false);
+  }
 
   /// Starts a step of requests that have slots. Its drafter proposes up to `num_drafts` tokens for
   /// the next. Reads the plan and its block tables during the call only if max_in_flight() > 1,

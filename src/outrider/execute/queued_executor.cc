@@ -43,6 +43,23 @@ void QueuedExecutor::Release(int32_t slot) {
   Push([this, slot] { inner_->Release(slot); });
 }
 
+void QueuedExecutor::CallAndWait(const std::function<void()>& call) {
+  const Ticket ticket = ++last_called_;
+  Push([this, &call, ticket] {
+    call();
+    CountTo(last_made_, ticket);
+  });
+  WaitFor(last_made_, ticket);
+}
+
+void QueuedExecutor::ReadPage(int32_t page, std::span<std::byte> to) {
+  CallAndWait([&] { inner_->ReadPage(page, to); });
+}
+
+void QueuedExecutor::WritePage(int32_t page, std::span<const std::byte> from) {
+  CallAndWait([&] { inner_->WritePage(page, from); });
+}
+
 Ticket QueuedExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
   const Ticket ticket = ++last_launched_;
   Step& step = StepOf(ticket);

@@ -36,6 +36,9 @@ class QueuedExecutor : public Executor {
   int32_t max_in_flight() const override { return kSteps; }
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
+  int64_t page_bytes() const override { return inner_->page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override;
+  void WritePage(int32_t page, std::span<const std::byte> from) override;
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;
@@ -59,6 +62,8 @@ class QueuedExecutor : public Executor {
 
   Step& StepOf(Ticket ticket) { return steps_[static_cast<size_t>(ticket) % kSteps]; }
   void Push(std::function<void()> call);
+  /// Returns when the thread has made the call.
+  void CallAndWait(const std::function<void()>& call);
   void Run();
   /// The first in the queue, or one that finishes a step that has ended; none at the end.
   std::function<void()> NextCall();
@@ -73,6 +78,7 @@ class QueuedExecutor : public Executor {
   std::array<Step, kSteps> steps_;  // by ticket
   // The caller's.
   Ticket last_launched_ = 0;
+  Ticket last_called_ = 0;  // by CallAndWait
   ExecutorSeconds seconds_;
   ReplayCounts passes_;
 
@@ -87,6 +93,7 @@ class QueuedExecutor : public Executor {
   bool stopping_ = false;
   Ticket last_sampled_ = 0;  // its results are there
   Ticket last_ended_ = 0;    // its drafts are, too
+  Ticket last_made_ = 0;     // of the calls of CallAndWait
   std::exception_ptr error_;
 
   std::thread thread_;  // the last member: it uses the others

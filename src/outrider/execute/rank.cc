@@ -34,6 +34,22 @@ void Rank::Admit(int32_t slot, int32_t cached_tokens) {
   if (parts_.drafter) parts_.drafter->Reset(slot, cached_tokens);
 }
 
+int64_t Rank::page_bytes() const {
+  return parts_.cache->page_bytes() + (parts_.drafter ? parts_.drafter->page_bytes() : 0);
+}
+
+void Rank::ReadPage(int32_t page, std::span<std::byte> to) {
+  const std::span<std::byte> own = parts_.cache->page(page);
+  ops().CopyToHost(own.data(), to.first(own.size()));
+  if (parts_.drafter) parts_.drafter->ReadPage(page, to.subspan(own.size()));
+}
+
+void Rank::WritePage(int32_t page, std::span<const std::byte> from) {
+  const std::span<std::byte> own = parts_.cache->page(page);
+  ops().CopyFromHost(from.first(own.size()), own.data());
+  if (parts_.drafter) parts_.drafter->WritePage(page, from.subspan(own.size()));
+}
+
 void Rank::Forward(const BatchLayout& layout, bool tells_experts) {
   attention_.Assign(layout);
   inputs_->Assign(layout, attention_, RowCount::kRounded);

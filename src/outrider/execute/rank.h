@@ -52,6 +52,14 @@ class Rank {
   /// A slot has a request, whose first `cached_tokens` tokens come from the prefix cache.
   void Admit(int32_t slot, int32_t cached_tokens);
 
+  /// Bytes of a page of the cache, with what the drafter keeps of it.
+  int64_t page_bytes() const;
+  /// As PageAccess has them; of page_bytes() bytes.
+  void ReadPage(int32_t page, std::span<std::byte> to);
+  void WritePage(int32_t page, std::span<const std::byte> from);
+  /// Among those that share the model.
+  int32_t index() const { return parts_.ranks == nullptr ? 0 : parts_.ranks->place().rank; }
+
   /// Runs the target over the rows of a layout. The first rank may be asked for their experts.
   void Forward(const BatchLayout& layout, bool tells_experts = false);
   /// Of the rows that Forward has run last, where it was asked: [rows, layers, top_k] of
@@ -92,7 +100,7 @@ class Rank {
   ReplayCounts passes() const;
 
  private:
-  bool is_first() const { return parts_.ranks == nullptr || parts_.ranks->place().rank == 0; }
+  bool is_first() const { return index() == 0; }
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
 
   RankParts parts_;

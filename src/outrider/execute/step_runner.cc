@@ -42,6 +42,20 @@ void StepRunner::Release(int32_t slot) {
   if (slots_.AllFree()) first().ops().PauseIdleClock();
 }
 
+void StepRunner::ReadPage(int32_t page, std::span<std::byte> to) {
+  const auto bytes = static_cast<size_t>(first().page_bytes());
+  ranks_.Run([&](Rank& rank) {
+    rank.ReadPage(page, to.subspan(static_cast<size_t>(rank.index()) * bytes, bytes));
+  });
+}
+
+void StepRunner::WritePage(int32_t page, std::span<const std::byte> from) {
+  const auto bytes = static_cast<size_t>(first().page_bytes());
+  ranks_.Run([&](Rank& rank) {
+    rank.WritePage(page, from.subspan(static_cast<size_t>(rank.index()) * bytes, bytes));
+  });
+}
+
 bool StepRunner::CanLaunchAhead() const {
   return !first().has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
 }

@@ -45,6 +45,11 @@ class StepRunner : public Executor {
   void WhileLaunching(const std::function<void()>& look) override;
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
+  int64_t page_bytes() const override {
+    return first().page_bytes() * static_cast<int64_t>(ranks_.size());
+  }
+  void ReadPage(int32_t page, std::span<std::byte> to) override;
+  void WritePage(int32_t page, std::span<const std::byte> from) override;
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;

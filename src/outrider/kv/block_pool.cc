@@ -36,7 +36,9 @@ std::optional<int32_t> BlockPool::Allocate() {
   } else if (num_idle_ > 0) {
     block = idle_.back().after;
     Unlink(block);
-    if (log_ != nullptr) log_->push_back({BlockPoolEvent::Kind::kRemoved, index_.KeyOf(block)});
+    const BlockKey& key = index_.KeyOf(block);
+    if (log_ != nullptr) log_->push_back({BlockPoolEvent::Kind::kRemoved, key});
+    if (leaves_) leaves_(block, key);
     index_.Erase(block);
   } else {
     return std::nullopt;

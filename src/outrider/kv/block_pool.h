@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "outrider/kv/prefix_index.h"
@@ -51,6 +53,11 @@ class BlockPool {
   /// null: no more.
   void SetLog(std::vector<BlockPoolEvent>* log) { log_ = log; }
 
+  /// From now on `leaves` is called with a published block that Allocate gives to another use, and
+  /// with its key, while the block still holds what the key names. Empty: no more.
+  using Leaves = std::function<void(int32_t block, const BlockKey& key)>;
+  void SetLeaves(Leaves leaves) { leaves_ = std::move(leaves); }
+
   int32_t num_blocks() const { return static_cast<int32_t>(references_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(unpublished_.size()) + num_idle_; }
   int32_t references(int32_t block) const { return references_[static_cast<size_t>(block)]; }
@@ -64,6 +71,7 @@ class BlockPool {
   std::vector<int32_t> unpublished_;  // free; a stack: the block freed last is warm, goes out first
   PrefixIndex index_;
   std::vector<BlockPoolEvent>* log_ = nullptr;
+  Leaves leaves_;
 
   // Free and published, a ring in order of release through the sentinel num_blocks.
   struct Neighbours {

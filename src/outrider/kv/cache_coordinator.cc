@@ -31,10 +31,17 @@ BlockKey CacheCoordinator::KeyOf(int32_t group, std::span<const BlockKey> keys,
   return key;
 }
 
-int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> keys,
-                                      int32_t tokens) const {
+bool CacheCoordinator::IsReadBehind(int32_t group, int32_t block) const {
   const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(group)];
-  const auto found = [&](int32_t block) { return pool_.Holds(KeyOf(group, keys, block)); };
+  const int32_t resume = config_.TokensPerResume();
+  const int32_t end = (block + 1) * spec.tokens_per_block;
+  return block >= spec.BlocksUnreadFrom(FirstRow((end + resume - 1) / resume * resume));
+}
+
+int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> keys, int32_t tokens,
+                                      const HostCache* host) const {
+  const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(group)];
+  const auto found = [&](int32_t block) { return Holds(KeyOf(group, keys, block), host); };
   const int32_t resume = config_.TokensPerResume();
   if (spec.kind == CacheGroupKind::kFullHistory) {
     int32_t blocks = 0;
@@ -63,26 +70,30 @@ BlockKey CacheCoordinator::StateKeyOf(std::span<const BlockKey> keys, int32_t to
   return key;
 }
 
-bool CacheCoordinator::HoldsState(std::span<const BlockKey> keys, int32_t tokens) const {
+bool CacheCoordinator::HoldsState(std::span<const BlockKey> keys, int32_t tokens,
+                                  const HostCache* host) const {
   for (int32_t i = config_.StatePages() - 1; i >= 0; --i) {
-    if (!pool_.Holds(StateKeyOf(keys, tokens, i))) return false;
+    if (!Holds(StateKeyOf(keys, tokens, i), host)) return false;
   }
   return true;
 }
 
-int32_t CacheCoordinator::ResumableState(std::span<const BlockKey> keys, int32_t tokens) const {
-  while (tokens > 0 && !HoldsState(keys, tokens)) tokens -= config_.TokensPerResume();
+int32_t CacheCoordinator::ResumableState(std::span<const BlockKey> keys, int32_t tokens,
+                                         const HostCache* host) const {
+  while (tokens > 0 && !HoldsState(keys, tokens, host)) tokens -= config_.TokensPerResume();
   return tokens;
 }
 
 void CacheCoordinator::ReleaseAll(std::vector<int32_t>& pages) {
   while (!pages.empty()) {
-    pool_.Release(pages.back());
+    // None where a page was to be returned and was not reserved.
+    if (pages.back() != CacheTables::kNoPage) pool_.Release(pages.back());
     pages.pop_back();
   }
 }
 
-int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const {
+int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens,
+                                     const HostCache* host) const {
   const int32_t resume = config_.TokensPerResume();
   const auto known = static_cast<int32_t>(keys.size()) * config_.TokensPerKey();
   int32_t tokens = std::min(max_tokens, known) / resume * resume;
@@ -91,20 +102,32 @@ int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max
   for (bool changed = true; changed && tokens > 0;) {
     changed = false;
     for (int32_t g = 0; g < num_groups; ++g) {
-      const int32_t shorter = ResumableIn(g, keys, tokens);
+      const int32_t shorter = ResumableIn(g, keys, tokens, host);
       changed = changed || shorter < tokens;
       tokens = shorter;
     }
-    const int32_t shorter = ResumableState(keys, tokens);
+    const int32_t shorter = ResumableState(keys, tokens, host);
     changed = changed || shorter < tokens;
     tokens = shorter;
   }
   return tokens;
 }
 
-int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const BlockKey> keys,
-                                      int32_t max_tokens) {
+int32_t CacheCoordinator::SharePage(CacheTables& tables, const BlockKey& key, int32_t group,
+                                    size_t index) {
+  const std::optional<int32_t> page = pool_.Share(key);
+  if (page) return *page;
+  host_->Touch(key);
+  tables.returns_.push_back({key, group, index});
+  return CacheTables::kNoPage;
+}
+
+CacheCoordinator::SharedPrefix CacheCoordinator::SharePrefix(CacheTables& tables,
+                                                             std::span<const BlockKey> keys,
+                                                             int32_t max_tokens) {
+  OUTRIDER_CHECK(tables.returns_.empty());
   const int32_t tokens = FindPrefix(keys, max_tokens);
+  const int32_t in_pool = host_ == nullptr ? tokens : FindPrefix(keys, tokens, nullptr);
   for (int32_t g = 0; g < tables.num_groups() && tokens > 0; ++g) {
     const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(g)];
     std::vector<int32_t>& pages = tables.blocks_[static_cast<size_t>(g)];
@@ -113,14 +136,35 @@ int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const Block
     tables.num_left_[static_cast<size_t>(g)] = left;
     pages.assign(static_cast<size_t>(left), CacheTables::kNoPage);
     for (int32_t b = left; b < tokens / spec.tokens_per_block; ++b) {
-      pages.push_back(pool_.Share(KeyOf(g, keys, b)).value());
+      pages.push_back(SharePage(tables, KeyOf(g, keys, b), g, pages.size()));
     }
   }
   for (int32_t i = 0; i < config_.StatePages() && tokens > 0; ++i) {
-    tables.state_.restored.push_back(pool_.Share(StateKeyOf(keys, tokens, i)).value());
+    tables.state_.restored.push_back(SharePage(tables, StateKeyOf(keys, tokens, i),
+                                               tables.num_groups(), static_cast<size_t>(i)));
   }
   tables.num_published_ = tokens / config_.TokensPerKey();
-  return tokens;
+  return {tokens, in_pool};
+}
+
+bool CacheCoordinator::Return(CacheTables& tables) {
+  for (const CacheTables::Return& r : tables.returns_) {
+    const int32_t page = tables.PageOf(r);
+    if (!host_->Restore(r.key, page)) return false;
+    pool_.Publish(page, r.key);
+  }
+  tables.returns_.clear();
+  return true;
+}
+
+void CacheCoordinator::ForgetPublished() {
+  pool_.ForgetPublished();
+  if (host_ != nullptr) host_->Forget();
+}
+
+void CacheCoordinator::SetHostCache(HostCache* host) {
+  host_ = host;
+  pool_.SetLeaves([host](int32_t page, const BlockKey& key) { host->Save(key, page); });
 }
 
 bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, int32_t full_end) {
@@ -132,10 +176,14 @@ bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, 
   StateTables& state = tables.state_;
   const bool has_state = !state.state.empty();
   int64_t missing = has_state ? 0 : config_.StatePages() + config_.StateRowPages();
+  missing += std::ssize(tables.returns_);
   for (size_t g = 0; g < tables.blocks_.size(); ++g) {
     missing += std::max(0, blocks_of(g) - static_cast<int32_t>(tables.blocks_[g].size()));
   }
   if (missing > pool_.num_free()) return false;
+  for (const CacheTables::Return& r : tables.returns_) {
+    tables.PageOf(r) = pool_.Allocate().value();
+  }
   for (size_t g = 0; g < tables.blocks_.size(); ++g) {
     std::vector<int32_t>& pages = tables.blocks_[g];
     while (static_cast<int32_t>(pages.size()) < blocks_of(g)) {
@@ -164,7 +212,7 @@ void CacheCoordinator::MakeCheckpoints(CacheTables& tables, std::span<const Bloc
   for (int32_t tokens = first / resume * resume + resume; tokens <= std::min(end, last);
        tokens += resume) {
     if (tokens % step != 0 && tokens != last) continue;
-    if (pool_.num_free() < pages || HoldsState(keys, tokens)) continue;
+    if (pool_.num_free() < pages || HoldsState(keys, tokens, host_)) continue;
     StateCheckpoint& checkpoint = tables.state_.checkpoints.emplace_back();
     checkpoint.tokens = tokens;
     for (int32_t i = 0; i < pages; ++i) checkpoint.pages.push_back(pool_.Allocate().value());
@@ -182,7 +230,9 @@ void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> ke
       if (tokens % per_block != 0) continue;
       const int32_t block = tokens / per_block - 1;
       const int32_t page = tables.blocks_[static_cast<size_t>(g)][static_cast<size_t>(block)];
-      if (page != CacheTables::kNoPage) pool_.Publish(page, KeyOf(g, keys, block));
+      if (page != CacheTables::kNoPage && IsReadBehind(g, block)) {
+        pool_.Publish(page, KeyOf(g, keys, block));
+      }
     }
   }
   for (const StateCheckpoint& checkpoint : tables.state_.checkpoints) {
@@ -219,7 +269,7 @@ void CacheCoordinator::Clear(CacheTables& tables) {
     // The tail goes back first: it is handed out last while warm, and forgotten first when
     // published.
     while (static_cast<int32_t>(pages.size()) > tables.num_left_[g]) {
-      pool_.Release(pages.back());
+      if (pages.back() != CacheTables::kNoPage) pool_.Release(pages.back());
       pages.pop_back();
     }
     pages.clear();
@@ -232,6 +282,7 @@ void CacheCoordinator::Clear(CacheTables& tables) {
     ReleaseAll(*pages);
   }
   tables.num_published_ = 0;
+  tables.returns_.clear();
 }
 
 }  // namespace outrider

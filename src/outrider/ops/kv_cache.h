@@ -1,7 +1,9 @@
 // The memory of the paged cache: pages of bytes, and where the layers of a group lie in a page.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "outrider/base/buffer.h"
@@ -22,6 +24,13 @@ class KvCache {
           const CacheNumbers& numbers);
 
   LayerCache layer(int32_t index);
+
+  /// A page's bytes, in the device's memory: one block of all layers of a group, or pieces of
+  /// states.
+  std::span<std::byte> page(int32_t index) {
+    return {memory_.data() + index * page_bytes_, static_cast<size_t>(page_bytes_)};
+  }
+  int64_t page_bytes() const { return page_bytes_; }
 
   /// Gives the memory back; no layer is asked for until it is restored. Entries are lost.
   void FreeMemory() { memory_ = {}; }

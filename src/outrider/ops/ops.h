@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -108,6 +109,15 @@ class Ops {
 
   /// Memory of the device, zeroed. Throws Error when it has no more.
   virtual Buffer Allocate(size_t bytes) const = 0;
+
+  /// Copies bytes of the device's memory to the host's once what was launched has run, and back for
+  /// what is launched from now on. Return when they are copied.
+  virtual void CopyToHost(const std::byte* from, std::span<std::byte> to) const {
+    std::memcpy(to.data(), from, to.size());
+  }
+  virtual void CopyFromHost(std::span<const std::byte> from, std::byte* to) const {
+    std::memcpy(to, from.data(), from.size());
+  }
 
   /// How many bytes behind a tensor of an arena the calls may read.
   virtual size_t arena_reach() const { return 0; }

@@ -141,6 +141,17 @@ std::vector<OptionRow> EngineOptionRows() {
       {"enable-prefix-caching", OptionKind::kSwitch, "KV cache", "", "on",
        "Reuse the cache blocks of equal prompt beginnings", every,
        [](Settings& s, const OptionValue& v) { s.engine.enable_prefix_caching = Switch(v); }},
+      {"kv-offload-memory-bytes", one, "KV cache", "SIZE", "none",
+       "Cache blocks that leave the KV cache's memory are kept in so many bytes of the host's, and "
+       "come back when a prompt begins alike, with equal bits: 8GiB, ...",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.kv_offload_memory_bytes = ParseSize(v.where, Text(v));
+       }},
+      {"kv-offload-dir", one, "KV cache", "DIR", "host memory",
+       "Directory of a temporary file that holds the blocks of --kv-offload-memory-bytes in place "
+       "of memory; nothing of it is left at exit",
+       every, [](Settings& s, const OptionValue& v) { s.engine.kv_offload_dir = Text(v); }},
       {"fast-prefix", OptionKind::kSwitch, "KV cache", "", "",
        "Over a latent cache, reuse the blocks of earlier answers too: the next turn of a chat "
        "starts "

@@ -204,21 +204,32 @@ bool Scheduler::LeavesRoom(const Entry& entry) const {
   return free_slots_.size() > 1 && pool().num_free() - PagesToAdmit(entry) >= PagesToAdmit(next);
 }
 
-bool Scheduler::Admit(Entry& entry, int32_t most_rows) {
-  entry.num_computed = 0;
-  if (MostShared(entry) > 0) {
-    entry.num_computed = cache_.SharePrefix(entry.tables, entry.keys->blocks, MostShared(entry));
-  }
-  const int32_t rows = std::min(entry.ChunkTokens(), most_rows) + 1;
-  if (!Reserve(entry, rows, entry.num_tokens + 1)) {
+std::optional<CacheCoordinator::SharedPrefix> Scheduler::TakePages(Entry& entry,
+                                                                   int32_t most_rows) {
+  // Again where the host cache failed to give pages back, which has fewer then.
+  for (;;) {
+    CacheCoordinator::SharedPrefix shared;
+    if (MostShared(entry) > 0) {
+      shared = cache_.SharePrefix(entry.tables, entry.keys->blocks, MostShared(entry));
+    }
+    entry.num_computed = shared.tokens;
+    const int32_t rows = std::min(entry.ChunkTokens(), most_rows) + 1;
+    const bool reserved = Reserve(entry, rows, entry.num_tokens + 1);
+    if (reserved && cache_.Return(entry.tables)) return shared;
     cache_.Clear(entry.tables);
     entry.num_computed = 0;
-    return false;
+    if (!reserved) return std::nullopt;
   }
+}
+
+bool Scheduler::Admit(Entry& entry, int32_t most_rows) {
+  const std::optional<CacheCoordinator::SharedPrefix> shared = TakePages(entry, most_rows);
+  if (!shared) return false;
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
   by_slot_[static_cast<size_t>(entry.slot)] = &entry;
-  plan().admitted.push_back({entry.id, entry.slot, entry.num_computed});
+  plan().admitted.push_back(
+      {entry.id, entry.slot, shared->tokens, shared->tokens - shared->in_pool});
   waiting_.erase(std::ranges::find(waiting_, &entry));
   InsertByTurn(running_, &entry);
   return true;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -47,7 +48,8 @@ struct NewRequest {
 struct Admission {
   RequestId id = 0;
   int32_t slot = 0;
-  int32_t cached_tokens = 0;  // prompt tokens found in the cache
+  int32_t cached_tokens = 0;    // prompt tokens found in the cache
+  int32_t returned_tokens = 0;  // of these, tokens that only the host cache had
 };
 
 /// One request's part of the step. While a step that samples the request is in flight, its context
@@ -126,6 +128,10 @@ class Scheduler {
   /// Takes slots and cache from all requests, which are computed again. No step is in flight.
   void PreemptAll();
 
+  /// Pages that leave the pool go there, and come back when a request that is admitted needs them.
+  /// It must outlive the scheduler. Its pages are copied during Plan.
+  void SetHostCache(HostCache* host) { cache_.SetHostCache(host); }
+
   /// Forgets all published prefixes; requests that run keep what they have.
   void ForgetPrefixes() { cache_.ForgetPublished(); }
   /// Logs what becomes of published blocks; `log` must outlive the scheduler.
@@ -180,6 +186,8 @@ class Scheduler {
   bool Reserve(Entry& entry, int32_t rows, int32_t full_end);
   /// Gives a waiting request a slot, and pages for a chunk of up to `most_rows`.
   bool Admit(Entry& entry, int32_t most_rows);
+  /// Its pages, with those of the longest prefix that is cached.
+  std::optional<CacheCoordinator::SharedPrefix> TakePages(Entry& entry, int32_t most_rows);
   int32_t MostShared(const Entry& entry) const;
   /// Tokens whose blocks may be published, of those that are computed.
   int32_t PublishableTokens(const Entry& entry) const;

@@ -133,6 +133,34 @@ void AddGpu(const GpuFigures& gpu, SnapshotFamilies& out) {
               "Time in which the GPU had no work while requests ran.", gpu.idle_seconds);
 }
 
+void AddHostCache(const EngineCounters& counters, SnapshotFamilies& out) {
+  const HostCacheCounts& host = *counters.host_cache;
+  const auto count = [](int64_t value) { return static_cast<double>(value); };
+  out.Counter("vllm:external_prefix_cache_queries_total",
+              "Prompt tokens looked up among the pages that left the KV cache: those that were not "
+              "in it.",
+              count(counters.host_cache_queries));
+  out.Counter("vllm:external_prefix_cache_hits_total",
+              "Prompt tokens found there, which came back.", count(counters.host_cache_hits));
+  out.StartCounter(
+      "outrider:kv_offload_pages_total",
+      "Pages of the KV cache that left it and were kept (saved), came back (restored), "
+      "were given up for want of room (dropped).");
+  out.AddToCounter({{"event", "saved"}}, count(host.pages_saved));
+  out.AddToCounter({{"event", "restored"}}, count(host.pages_restored));
+  out.AddToCounter({{"event", "dropped"}}, count(host.pages_dropped));
+  out.StartCounter("outrider:kv_offload_bytes_total", "Bytes copied for these pages.");
+  out.AddToCounter({{"event", "saved"}}, count(host.pages_saved * host.page_bytes));
+  out.AddToCounter({{"event", "restored"}}, count(host.pages_restored * host.page_bytes));
+  out.StartGauge("outrider:kv_offload_memory_bytes",
+                 "Bytes of the pages that are kept outside of the KV cache, and their limit.");
+  out.AddToGauge({{"use", "held"}}, count(host.pages_held * host.page_bytes));
+  out.AddToGauge({{"use", "limit"}}, count(host.most_pages * host.page_bytes));
+  out.Gauge("outrider:kv_offload_failed",
+            "1 once the file of these pages has failed: none are kept any more.",
+            host.failed ? 1 : 0);
+}
+
 std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t num_deferred,
                                          const Labels& labels) {
   const auto count = [](int64_t value) { return static_cast<double>(value); };
@@ -156,6 +184,9 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t
   out.StartCounter("vllm:prompt_tokens_by_source_total", "Prompt tokens, by where they came from.");
   out.AddToCounter({{"source", "local_compute"}}, count(counters.prompt_tokens));
   out.AddToCounter({{"source", "local_cache_hit"}}, count(counters.prefix_cache_hits));
+  if (counters.host_cache) {
+    out.AddToCounter({{"source", "external_kv_transfer"}}, count(counters.host_cache_hits));
+  }
   out.Counter("vllm:generation_tokens_total", "Tokens emitted.", count(counters.generation_tokens));
   out.StartCounter("vllm:request_success_total", "Requests that ended, by reason.");
   out.AddToCounter({{"finished_reason", "stop"}}, count(counters.finished_stop));
@@ -198,6 +229,7 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t
   out.AddToCounter({{"phase", "draft"}}, counters.draft_seconds);
   out.Counter("outrider:step_host_seconds_total", "Time spent in steps outside the model.",
               counters.host_seconds);
+  if (counters.host_cache) AddHostCache(counters, out);
   if (counters.gpu) AddGpu(*counters.gpu, out);
   return out.Take();
 }

@@ -32,6 +32,12 @@ std::vector<std::string> StatsLines(const EngineCounters& before, const EngineCo
       Ratio(static_cast<double>(prompt), seconds), Ratio(static_cast<double>(generated), seconds),
       after.num_requests_running, after.num_requests_waiting, 100 * after.kv_cache_usage,
       100 * Ratio(hits, queries))};
+  if (after.host_cache) {
+    lines.front() += fmt::format(
+        ", External prefix cache hit rate: {:.1f}%",
+        100 * Ratio(static_cast<double>(after.host_cache_hits - before.host_cache_hits),
+                    static_cast<double>(after.host_cache_queries - before.host_cache_queries)));
+  }
 
   const SpeculationCounts& old_counts = before.speculation;
   const SpeculationCounts& new_counts = after.speculation;

@@ -2,6 +2,7 @@
 // everything together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -166,6 +167,50 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithInt4Experts) {
     answers.push_back(result.tokens);
   }
   EXPECT_EQ(answers[0], answers[1]);
+}
+
+/// Conversations that take each other's pages, which go to the host and come back while steps are
+/// in flight; entries of modules and kept rows of the target with them.
+TEST_F(CudaEngineTest, PagesThatComeBackHaveTheirBits) {
+  for (const bool adaptive : {false, true}) {
+    TestEngineOptions options = Options();
+    options.k = 3;
+    options.adaptive = adaptive;
+    options.max_model_len = 400;
+    options.max_num_batched_tokens = 128;
+    options.num_blocks = 40;
+    TestEngineOptions bare = options;
+    bare.prefix_caching = false;
+    const auto cold = MakeTestEngine(bare);
+    options.host_pages = 1000;
+    const auto engine = MakeTestEngine(options);
+    std::mt19937 random(5);
+    std::vector<GenerationRequest> requests(4);
+    for (int turn = 0; turn < 3; ++turn) {
+      for (GenerationRequest& request : requests) {
+        const int32_t more = turn == 0 ? 200 : 7;
+        for (int32_t i = 0; i < more; ++i) {
+          request.prompt_token_ids.push_back(static_cast<int32_t>(6 + random() % 1500));
+        }
+        request.sampling.temperature = 0.8F;
+        request.sampling.seed = 7;
+        request.sampling.max_tokens = 20;
+        request.sampling.ignore_eos = true;
+        request.sampling.logprobs = 2;
+        std::array<Generated, 2> results;
+        Submit(*engine, request, &results[0]);
+        RunUntilIdle(*engine);
+        Submit(*cold, request, &results[1]);
+        RunUntilIdle(*cold);
+        EXPECT_EQ(Difference(results[0], results[1]), "") << "turn " << turn;
+        const std::vector<int32_t>& answer = results[0].tokens;
+        request.prompt_token_ids.insert(request.prompt_token_ids.end(), answer.begin(),
+                                        answer.end());
+      }
+    }
+    EXPECT_GT(engine->Counters().host_cache_hits, 4 * 150);
+    EXPECT_GT(engine->Counters().speculation.num_accepted_tokens, 0);
+  }
 }
 
 /// Tensors that are not read, of modules here, are no part of it.

@@ -5,6 +5,7 @@
 
 #include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
+#include "outrider/engine/page_offload.h"
 
 namespace outrider {
 
@@ -145,6 +146,11 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
        budget_pages < useful ? memory.why : "as much as --max-num-seqs requests can use"});
   DescribeGroups(cache, decisions);
   DescribePrefixCaching(options, plan.form.paths.AreOne(), decisions);
+  if (options.kv_offload_memory_bytes) {
+    CheckOffloadHolds(options, plan.ranks * page_bytes);
+    decisions.push_back({"pages that leave the KV cache", OffloadText(options),
+                         "--kv-offload-memory-bytes: they come back when a prompt begins alike"});
+  }
   return scheduler;
 }
 

@@ -1,6 +1,7 @@
 #include "outrider/engine/plan/check_options.h"
 
 #include "outrider/base/error.h"
+#include "outrider/engine/page_offload.h"
 
 namespace outrider {
 
@@ -78,6 +79,7 @@ void CheckOptions(const EngineOptions& o) {
   CheckPositive("--max-num-seqs", o.max_num_seqs);
   CheckPositive("--max-num-batched-tokens", o.max_num_batched_tokens);
   CheckPositive("--kv-cache-memory-bytes", o.kv_cache_memory_bytes);
+  CheckOffloadOptions(o);
   const bool is_share = o.gpu_memory_utilization > 0 && o.gpu_memory_utilization <= 1;
   if (!is_share) {
     throw InvalidArgument("--gpu-memory-utilization is {}: it must be above 0 and at most 1",

@@ -124,6 +124,18 @@ Buffer CudaOps::Allocate(size_t bytes) const {
           [](std::byte* begin, size_t) { cudaFree(begin); }};
 }
 
+void CudaOps::CopyToHost(const std::byte* from, std::span<std::byte> to) const {
+  CheckCuda(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_),
+            "copying a page to the host");
+  Synchronize();
+}
+
+void CudaOps::CopyFromHost(std::span<const std::byte> from, std::byte* to) const {
+  CheckCuda(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_),
+            "copying a page from the host");
+  Synchronize();
+}
+
 std::unique_ptr<WeightLoader> CudaOps::MakeWeightLoader(const WeightSource& source,
                                                         const WeightForm& form) const {
   return std::make_unique<CudaWeightLoader>(source, form, stream_);

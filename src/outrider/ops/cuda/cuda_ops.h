@@ -86,6 +86,8 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   /// Steps with prompts are launched one operation at a time.
   void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
   Buffer Allocate(size_t bytes) const override;
+  void CopyToHost(const std::byte* from, std::span<std::byte> to) const override;
+  void CopyFromHost(std::span<const std::byte> from, std::byte* to) const override;
   size_t arena_reach() const override;
   void PreparePrompts(const MlaShape& shape) const override;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
