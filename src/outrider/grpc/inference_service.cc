@@ -16,7 +16,7 @@ openai::TokenRequest Parse(const std::string& body, const openai::RequestLimits&
 }
 
 std::unique_ptr<openai::AnswerWriter> WriterOf(PreparedRequest* prepared,
-                                               std::string /*response_members*/,
+                                               const std::string& /*response_members*/,
                                                const PromptEncoder& encoder) {
   return std::make_unique<GrpcWriter>(std::move(prepared->info), encoder);
 }

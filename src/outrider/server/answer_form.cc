@@ -34,24 +34,24 @@ TokenRequest ParseTokens(const std::string& body, const RequestLimits& limits) {
   return openai::ParseGenerateRequest(body, limits, kForm);
 }
 
-WriterPtr CompletionWriterOf(PreparedRequest* prepared, std::string /*response_members*/,
+WriterPtr CompletionWriterOf(PreparedRequest* prepared, const std::string& /*response_members*/,
                              const PromptEncoder& encoder) {
   return std::make_unique<openai::CompletionWriter>(std::move(prepared->info), encoder);
 }
 
 template <typename Writer>
-WriterPtr ConversationWriterOf(PreparedRequest* prepared, std::string /*response_members*/,
+WriterPtr ConversationWriterOf(PreparedRequest* prepared, const std::string& /*response_members*/,
                                const PromptEncoder& encoder) {
   return std::make_unique<Writer>(std::move(prepared->info), std::move(prepared->task), encoder);
 }
 
-WriterPtr ResponseWriterOf(PreparedRequest* prepared, std::string response_members,
+WriterPtr ResponseWriterOf(PreparedRequest* prepared, const std::string& response_members,
                            const PromptEncoder& encoder) {
   return std::make_unique<openai::ResponseWriter>(
-      std::move(prepared->info), std::move(prepared->task), std::move(response_members), encoder);
+      std::move(prepared->info), std::move(prepared->task), response_members, encoder);
 }
 
-WriterPtr TokenWriterOf(PreparedRequest* prepared, std::string /*response_members*/,
+WriterPtr TokenWriterOf(PreparedRequest* prepared, const std::string& /*response_members*/,
                         const PromptEncoder& encoder) {
   if (prepared->info.options.token_form == TokenForm::kSglang) {
     return std::make_unique<openai::SglangWriter>(std::move(prepared->info), encoder);

@@ -23,7 +23,7 @@ struct AnswerForm {
   /// Takes info and task of `prepared`. `response_members` are TokenRequest::response_members;
   /// `encoder` must outlive the writer.
   std::unique_ptr<openai::AnswerWriter> (*make_writer)(PreparedRequest* prepared,
-                                                       std::string response_members,
+                                                       const std::string& response_members,
                                                        const PromptEncoder& encoder);
 };
 

@@ -1,6 +1,6 @@
 // The response to one API request for tokens. Three threads work on it: the work thread submits the
-// request, the engine's thread delivers tokens, and the I/O thread formats and sends them. Tokens
-// that a slow client leaves waiting are merged into one delta per choice.
+// request, the engine's thread delivers tokens, and the I/O thread, or gRPC's loop, formats and
+// sends them. Tokens that a slow client leaves waiting are merged into one delta per choice.
 #pragma once
 
 #include <chrono>

@@ -202,7 +202,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, const AnswerForm& 
   known.answer_id = info.id;
   known.model = info.model;
   known.n = request.n;
-  std::string response_members = std::move(request.response_members);
+  const std::string response_members = std::move(request.response_members);
   PreparedRequest prepared = preparer_.Prepare(std::move(request), std::move(info), grammar);
   const SamplingParams& sampling = prepared.requests.front().sampling;
   metrics_->ObserveRequest(known.n, sampling.max_tokens);
@@ -217,7 +217,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, const AnswerForm& 
       record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
     }
   });
-  auto writer = form.make_writer(&prepared, std::move(response_members), preparer_.encoder());
+  auto writer = form.make_writer(&prepared, response_members, preparer_.encoder());
   response->Start(std::move(writer), std::move(prepared.requests), stream_interval);
 }
 
