@@ -158,8 +158,9 @@ __device__ __forceinline__ void WriteOutput(const MlaKernelArguments& args, cons
                 (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes +
                 group * (kResultRowBytes / 2) + FreshThread() % 4 * 16,
             (item.rows & 255) - row0, [&](int i) {
-              return results(item.first_row + row0 + i % 2 * 8, group, i / 2 * 8, columns[i],
-                             factor[i % 2]);
+              // A row that is none is not written; it is taken for the last.
+              const int row = min(row0 + i % 2 * 8, (item.rows & 255) - 1);
+              return results(item.first_row + row, group, i / 2 * 8, columns[i], factor[i % 2]);
             });
 }
 
