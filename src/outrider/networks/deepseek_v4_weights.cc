@@ -9,7 +9,7 @@ namespace {
 /// `sums` of the streams, with as many scales.
 void DeclareStreams(WeightLoader& loader, HyperWeights* w, const std::string& name, int64_t sums,
                     int64_t scales, int64_t width) {
-  loader.ExactMatrix(&w->sums, name + "_fn", sums, width);
+  loader.StreamMatrix(&w->sums, name + "_fn", sums, width);
   loader.Vector(&w->base, name + "_base", sums);
   loader.Vector(&w->scale, name + "_scale", scales);
 }

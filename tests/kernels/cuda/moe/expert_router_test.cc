@@ -347,10 +347,15 @@ TEST_F(TokenRouterTest, TakesATokensExpertsWithTheCpusWeights) {
                              .scaling_factor = 1.5};
     constexpr int kRows = 700;
     std::vector<float> logits = NormalFloats(random, size_t{kRows} * experts, 3.0F);
+    const std::vector<int32_t> kept = {17, 999, -1, 3};  // drawn on the device; the third is none
+    const DeviceArray<int32_t> d_kept(kept);
     std::vector<int32_t> tokens, ids;
     for (int row = 0; row < kRows; ++row) {
-      tokens.push_back(static_cast<int32_t>(random() % kVocab));
-      const auto begin = table.begin() + int64_t{tokens.back()} * kTopK;
+      const bool drawn = row % 5 == 0;
+      const auto place = static_cast<int32_t>(row % 4);
+      tokens.push_back(drawn ? -2 - place : static_cast<int32_t>(random() % kVocab));
+      const int32_t token = drawn ? std::max(kept[static_cast<size_t>(place)], 0) : tokens.back();
+      const auto begin = table.begin() + int64_t{token} * kTopK;
       ids.insert(ids.end(), begin, begin + kTopK);
     }
     std::vector<float> scores = logits, wanted(ids.size());
@@ -376,7 +381,8 @@ TEST_F(TokenRouterTest, TakesATokensExpertsWithTheCpusWeights) {
         params.logits = d_logits.data();
         params.table = d_table.data();
         params.tokens = d_tokens.data();
-        params.vocab_size = kVocab;
+        params.kept_tokens = d_kept.data();
+        params.num_kept = static_cast<int>(kept.size());
         CudaOk(RouteExperts(params,
                             {.expert_ids = got.data(),
                              .weights = weights.data(),

@@ -152,8 +152,9 @@ template <int kPerLane>
 __device__ __forceinline__ Choice ExpertsOfToken(const ExpertRouterParams& params, int row,
                                                  const LaneExperts<kPerLane>& experts) {
   const int lane = threadIdx.x % 32;
-  const int token = params.tokens[row];
-  if (token < 0 || token >= params.vocab_size) __trap();
+  int token = params.tokens[row];
+  if (token < -1 && -2 - token < params.num_kept) token = max(params.kept_tokens[-2 - token], 0);
+  if (token < 0) __trap();
   int own = 0;
   if (lane < params.top_k) own = params.table[static_cast<int64_t>(token) * params.top_k + lane];
   if (own < 0 || own >= params.experts) __trap();

@@ -33,12 +33,15 @@ struct ExpertRouterParams {
   int tile_rows = 64;             // of the grouped product that reads the tiles
   const float* logits = nullptr;  // float32 [num_rows, experts]; 16-byte aligned
   const float* bias = nullptr;    // optional [experts]: e_score_correction_bias
-  // Optional: the experts of each token, which are not chosen by scores then: [vocab_size, top_k],
-  // different ones of a token. Without groups and bias. A number outside is a bug and stops the
+  // Optional: the experts of each token, which are not chosen by scores then: [tokens, top_k],
+  // different ones of a token. Without groups and bias. An expert outside is a bug and stops the
   // kernel with an error.
   const int32_t* table = nullptr;
-  const int32_t* tokens = nullptr;  // with table: [num_rows] token ids
-  int vocab_size = 0;
+  // With table: [num_rows] token ids. One below -1 stands for kept_tokens[-2 - id], or for 0 where
+  // that is negative (tokens that are drawn on the device).
+  const int32_t* tokens = nullptr;
+  const int32_t* kept_tokens = nullptr;  // [num_kept]
+  int num_kept = 0;
 };
 
 /// Chooses experts and weights as RouteRows, with a table as WeighRows (ops/cpu/router.h) does, with
