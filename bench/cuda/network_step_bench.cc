@@ -248,7 +248,13 @@ class StepBench {
   /// Of a request, of a layer.
   static double CacheBytes(const LayerSpec& layer, const Case& c) {
     const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
-    if (gqa == nullptr) return 2.0 * 576 * c.context;
+    if (gqa == nullptr) {
+      const auto& indexer = std::get<MlaSpec>(layer.attention).indexer;
+      if (!indexer) return 2.0 * 576 * c.context;
+      // All index keys, and the entries that are chosen.
+      return 2.0 * (static_cast<double>(indexer->dim) * c.context +
+                    576.0 * static_cast<double>(std::min<int64_t>(indexer->top_k, c.context)));
+    }
     const int64_t keys =
         gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
     return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);

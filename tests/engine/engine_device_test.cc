@@ -17,16 +17,22 @@
 namespace outrider {
 namespace {
 
-std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& change) {
-  EngineOptions options;
-  DevicePlan plan = {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3};
-  change(options, plan);
+/// The message, or "" where it runs.
+std::string RefusalOf(const EngineOptions& options, const ModelConfig& config,
+                      const DevicePlan& plan) {
   try {
-    CheckRunsOnDevice(options, ReadModelConfig(TinyModelDirectory()), plan);
+    CheckRunsOnDevice(options, config, plan);
   } catch (const Error& error) {
     return error.what();
   }
   return "";
+}
+
+std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& change) {
+  EngineOptions options;
+  DevicePlan plan = {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3};
+  change(options, plan);
+  return RefusalOf(options, ReadModelConfig(TinyModelDirectory()), plan);
 }
 
 TEST(EngineDevice, TheProcessorRunsEverything) {
@@ -77,13 +83,7 @@ TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
 std::string RefusalOfNetwork(const std::function<void(ModelConfig&)>& change) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   change(config);
-  EngineOptions options;
-  try {
-    CheckRunsOnDevice(options, config, {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3});
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return RefusalOf({}, config, {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3});
 }
 
 /// The same of its attention, in all layers.
@@ -117,8 +117,6 @@ TEST(EngineDevice, TheGpuSaysWhichNetworksItDoesNotRun) {
   EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.value = 320; }), HasSubstr("v_head_dim = 320"));
   EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.q_lora = 4096; }),
               HasSubstr("q_lora_rank = 4096"));
-  EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.indexer.emplace(); }),
-              lacks("attention to tokens that an indexer chooses"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.hidden_size = 8200; }),
               HasSubstr("hidden_size = 8200"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.vocab_size = 400'001; }),
@@ -160,6 +158,30 @@ TEST(EngineDevice, TheGpuSaysWhichNetworksItDoesNotRun) {
                 "sigmoid"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.dspark.emplace(); }),
               lacks("a drafter of blocks"));
+}
+
+TEST(EngineDevice, TheGpuSaysWhichIndexersItDoesNotRun) {
+  using testing::HasSubstr;
+  const auto refusal = [](const IndexerSpec& indexer) {
+    return RefusalOfAttention([&](MlaSpec& a) { a.indexer = indexer; });
+  };
+  EXPECT_EQ(refusal({.heads = 64, .dim = 128, .top_k = 2048}), "");
+  EXPECT_THAT(refusal({.heads = 12, .dim = 128, .top_k = 2048}),
+              HasSubstr("index_n_heads = 12 does not run on the GPU: the kernels take 8, 16, 32 "
+                        "or 64"));
+  EXPECT_THAT(refusal({.heads = 64, .dim = 64, .top_k = 2048}), HasSubstr("index_head_dim = 64"));
+  EXPECT_THAT(refusal({.heads = 64, .dim = 128, .top_k = 4097}), HasSubstr("index_topk = 4097"));
+
+  ModelConfig config = ReadModelConfig(TinyModelDirectory());
+  for (LayerSpec& layer : config.layers) {
+    std::get<MlaSpec>(layer.attention).indexer =
+        IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
+  }
+  DevicePlan plan = {.device = DeviceKind::kCuda, .kv_dtype = DType::kF8E4M3};
+  EXPECT_THAT(RefusalOf({}, config, plan), HasSubstr("--kv-cache-dtype fp8: use bfloat16"));
+  const ModelConfig drafter = ReadModelConfig(TinyEagle3Directory());
+  plan = {.device = DeviceKind::kCuda, .drafter = &drafter};
+  EXPECT_THAT(RefusalOf({}, config, plan), HasSubstr("EAGLE-3 drafter"));
 }
 
 // docs/gpu.md holds the rules between two marks. With OUTRIDER_UPDATE_DOCS=1 this test writes them

@@ -52,7 +52,7 @@ std::string_view CacheTypeName(const AskedOptions& asked) {
 }
 
 std::vector<Rule<AskedOptions>> MakeOptionRules() {
-  std::vector<Rule<AskedOptions>> rules = {
+  return {
       {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.dtype)); },
        Taken::Names({"bfloat16"})},
       {"--kv-cache-dtype", [](const AskedOptions& a) { return Name(CacheTypeName(a)); },
@@ -87,16 +87,13 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
              std::max<int64_t>(a.plan.batched_tokens, seqs * (1 + a.plan.drafts)));
        },
        Taken::UpTo(cuda::kMostRows)},
+      {"--kv-cache-dtype",
+       [](const AskedOptions& a) -> std::optional<Asked> {
+         if (!HasIndexer(a)) return std::nullopt;
+         return Name(CacheTypeName(a));
+       },
+       Taken::Names({"bfloat16"}), "of networks with an indexer"},
   };
-  if (cuda::kHopperRunsIndexers) {
-    rules.push_back({"--kv-cache-dtype",
-                     [](const AskedOptions& a) -> std::optional<Asked> {
-                       if (!HasIndexer(a)) return std::nullopt;
-                       return Name(CacheTypeName(a));
-                     },
-                     Taken::Names({"bfloat16"}), "of networks with an indexer"});
-  }
-  return rules;
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
 // A small DeepSeek-V3.2 and a small GLM-5 with sizes that the GPU takes, loaded as a server loads
 // them: answers with their module drafting are those without, bit for bit. Needs a GPU of compute
-// capability 9.0, and an engine that starts with these families (kHopperRunsIndexers).
+// capability 9.0.
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
 
-#include "outrider/ops/cuda/hopper_support.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -40,7 +39,6 @@ std::vector<Generated> Answers(EngineOptions options, int32_t drafts) {
 }
 
 TEST_F(SparseEngineTest, AnswersWithModulesAreThoseWithout) {
-  if (!kHopperRunsIndexers) GTEST_SKIP() << "kHopperRunsIndexers: no engine starts with these";
   for (const SmallSparseSizes& sizes : {kGpuV32Sizes, kGpuGlm5Sizes}) {
     const SmallSparseModel model(1000, sizes);
     EngineOptions options = SmallEngineOptions(8);
@@ -57,7 +55,6 @@ TEST_F(SparseEngineTest, AnswersWithModulesAreThoseWithout) {
 }
 
 TEST_F(SparseEngineTest, CachesOfEightBitsAreRefusedByName) {
-  if (!kHopperRunsIndexers) GTEST_SKIP() << "kHopperRunsIndexers: no engine starts with these";
   const SmallSparseModel model(1000, kGpuV32Sizes);
   EngineOptions options = SmallEngineOptions(8);
   options.model = model.directory().string();

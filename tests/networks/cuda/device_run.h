@@ -35,11 +35,12 @@ inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurr
 class CpuNetwork {
  public:
   CpuNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules, DType dtype,
-             int32_t num_blocks, int32_t block_size)
+             int32_t num_blocks, int32_t block_size,
+             const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa()))
       : pool_(TestThreads()),
         network_(
             LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
-                        {{cpu::GetCpuOps(SelectIsa()), &pool_},
+                        {{ops, &pool_},
                          dtype,
                          AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})),
         cache_(network_->device(),

@@ -1,6 +1,5 @@
 // Small networks of DeepSeek-V3.2 and GLM-5 on a GPU, with random weights: each layer beside the
-// CPU's, bits in one step and in many. They are loaded whether or not an engine starts with them.
-// Needs a GPU of compute capability 9.0.
+// CPU's, bits in one step and in many. Needs a GPU of compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +79,32 @@ class SparseTest : public HopperTest<testing::TestWithParam<Family>> {
   }
 };
 
+/// The CPU's operations with an indexer's queries rounded to bfloat16, before and after their
+/// rotation, as the GPU holds them. Each rounding adds near-ties of the choice.
+class RoundedQueriesOps : public cpu::CpuOps {
+ public:
+  RoundedQueriesOps() : CpuOps(GetKernels(SelectIsa())) {}
+
+  void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+              const Rotary& rotary) const override {
+    if (heads > 1) Round(x);
+    CpuOps::Rotate(context, x, heads, offset, rotary);
+  }
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override {
+    Round(args.q);
+    return CpuOps::SelectEntries(context, inputs, args);
+  }
+
+ private:
+  static void Round(Tensor x) {
+    const MatrixView<float> rows = x.floats();
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      for (int64_t i = 0; i < rows.cols; ++i) rows.row(r)[i] = RoundToBFloat16(rows.row(r)[i]);
+    }
+  }
+};
+
 // An indexer's choice may differ from the CPU's in near-ties, which moves the row's output: such a
 // row counts as one that is far off.
 TEST_P(SparseTest, EveryLayerBesideTheCpus) {
@@ -92,7 +117,8 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
       RandomRequests(random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
   const int32_t blocks = NumBlocks(requests);
   CpuNetwork f32(config, *source, 1, DType::kF32, blocks, kBlock);
-  CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock);
+  const RoundedQueriesOps rounded_queries;
+  CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock, rounded_queries);
   KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
   BatchLayout layout(cache.config().groups);
   // Prompts; then generated rows of two requests beside the rest of another's prompt.

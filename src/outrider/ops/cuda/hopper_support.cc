@@ -114,14 +114,13 @@ std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
 }
 
 std::vector<Rule<LayerSpec>> MakeLayerRules() {
-  std::vector<Rule<LayerSpec>> rules = {
+  return {
       {"latent attention (MLA)",
        [](const LayerSpec& s) { return If(AttentionOf<MlaSpec>(s) != nullptr); }, Taken::Yes()},
       {"grouped-query attention (Step-3.5)",
        [](const LayerSpec& s) { return If(AttentionOf<GqaSpec>(s) != nullptr); }, Taken::Yes()},
       {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
-       [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); },
-       kHopperRunsIndexers ? Taken::Yes() : Taken::No()},
+       [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); }, Taken::Yes()},
       {"attention to compressed entries (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
        Taken::No()},
@@ -182,16 +181,10 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        },
        Taken::Names({"softmax", "sigmoid"})},
       {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
+      {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
+      {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
+      {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
   };
-  if (kHopperRunsIndexers) {
-    const Rule<LayerSpec> of_indexers[] = {
-        {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
-        {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
-        {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
-    };
-    rules.insert(rules.end(), std::begin(of_indexers), std::end(of_indexers));
-  }
-  return rules;
 }
 
 }  // namespace
@@ -214,7 +207,7 @@ std::span<const Rule<ModelConfig>> HopperModelRules() {
 namespace {
 
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
-  std::vector<Rule<AskedNetwork>> rules = {
+  return {
       {"attention of more than one kind in one network",
        [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
       {"latent attention of more than one shape in one network",
@@ -223,15 +216,12 @@ std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
       {"a drafter of blocks (DSpark)",
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
        Taken::No()},
+      {"an EAGLE-3 drafter for a network with an indexer",
+       [](const AskedNetwork& n) {
+         return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
+       },
+       Taken::No()},
   };
-  if (kHopperRunsIndexers) {
-    rules.push_back({"an EAGLE-3 drafter for a network with an indexer",
-                     [](const AskedNetwork& n) {
-                       return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
-                     },
-                     Taken::No()});
-  }
-  return rules;
 }
 
 }  // namespace

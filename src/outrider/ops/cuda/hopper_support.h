@@ -20,10 +20,6 @@ inline constexpr int kHopperChosen = 4096;    // entries that an indexer chooses
 inline constexpr int kMostRows = 16384;       // of a step: what the router's kernel takes
 inline constexpr int kMostRequests = 4096;    // of a step: what attention's kernels take
 
-/// Whether networks with an indexer (DeepSeek-V3.2, GLM-5) run. The operations are there
-/// (ops/cuda/sparse_ops.cc) but have not been run on a GPU, so an engine does not start with them.
-inline constexpr bool kHopperRunsIndexers = false;
-
 /// Layers that run together.
 struct AskedNetwork {
   const ModelConfig& config;
