@@ -113,6 +113,9 @@ std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
 }
 
+/// Of what DeepSeek-V4 alone asks for.
+Taken OfV4() { return kHopperRunsV4 ? Taken::Yes() : Taken::No(); }
+
 std::vector<Rule<LayerSpec>> MakeLayerRules() {
   return {
       {"latent attention (MLA)",
@@ -123,7 +126,7 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); }, Taken::Yes()},
       {"attention to compressed entries (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
-       Taken::No()},
+       OfV4()},
       {"linear attention (Kimi-Linear, Ling-3.0)",
        [](const LayerSpec& s) { return If(AttentionOf<KdaSpec>(s) != nullptr); }, Taken::No()},
       {"gated heads of latent attention (Ling-3.0)",
@@ -133,11 +136,11 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        },
        Taken::No()},
       {"hyper-connections (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::No()},
+       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, OfV4()},
       {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },
        Taken::Yes()},
       {"experts by token (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, Taken::No()},
+       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, OfV4()},
       {"kv_lora_rank", NumberOf<&MlaSpec::latent>::In, Taken::Only(kHopperLatent)},
       {"qk_rope_head_dim", NumberOf<&MlaSpec::rope>::In, Taken::Only(kHopperRotary)},
       {"num_attention_heads", NumberOf<&MlaSpec::heads>::In, Taken::UpTo(128),
@@ -179,7 +182,8 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
          if (s.moe() == nullptr) return std::nullopt;
          return ScoringName(s.moe()->router.scoring);
        },
-       Taken::Names({"softmax", "sigmoid"})},
+       kHopperRunsV4 ? Taken::Names({"softmax", "sigmoid", "sqrtsoftplus"})
+                     : Taken::Names({"softmax", "sigmoid"})},
       {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
       {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
       {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
