@@ -116,8 +116,41 @@ std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
 /// Of what DeepSeek-V4 alone asks for.
 Taken OfV4() { return kHopperRunsV4 ? Taken::Yes() : Taken::No(); }
 
-std::vector<Rule<LayerSpec>> MakeLayerRules() {
+/// Of DeepSeek-V4's numbers.
+std::vector<Rule<LayerSpec>> V4Rules() {
   return {
+      {"heads of compressed attention", NumberOf<&CompressedSpec::heads>::In, Taken::UpTo(128)},
+      {"width of a compressed entry", NumberOf<&CompressedSpec::head_dim>::In, Taken::Only(512)},
+      {"rotated values of a compressed entry",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (AttentionOf<CompressedSpec>(s) == nullptr) return std::nullopt;
+         return s.rotary.dims;
+       },
+       Taken::Only(kHopperRotary)},
+      {"compress_ratios", NumberOf<&CompressedSpec::ratio>::In, Taken::Numbers({0, 4, 128})},
+      {"o_lora_rank", NumberOf<&CompressedSpec::output_rank>::In, Taken::Multiples(64)},
+      {"index heads of compressed attention", NumberOf<&CompressedSpec::index_heads>::In,
+       Taken::Numbers({0, 8, 16, 32, 64})},
+      {"width of a compressed index key",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         const auto* a = AttentionOf<CompressedSpec>(s);
+         if (a == nullptr || a->index_heads == 0) return std::nullopt;
+         return a->index_dim;
+       },
+       Taken::Only(kHopperIndexDim)},
+      {"chosen compressed entries", NumberOf<&CompressedSpec::index_top_k>::In,
+       Taken::UpTo(kHopperChosen)},
+      {"hc_mult",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (s.residual.streams == 1) return std::nullopt;
+         return s.residual.streams;
+       },
+       Taken::Only(4)},
+  };
+}
+
+std::vector<Rule<LayerSpec>> MakeLayerRules() {
+  std::vector<Rule<LayerSpec>> rules = {
       {"latent attention (MLA)",
        [](const LayerSpec& s) { return If(AttentionOf<MlaSpec>(s) != nullptr); }, Taken::Yes()},
       {"grouped-query attention (Step-3.5)",
@@ -189,6 +222,10 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
       {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
       {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
   };
+  if (kHopperRunsV4) {
+    for (const Rule<LayerSpec>& rule : V4Rules()) rules.push_back(rule);
+  }
+  return rules;
 }
 
 }  // namespace
