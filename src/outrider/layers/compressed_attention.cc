@@ -98,8 +98,10 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   const Ops& ops = context.ops;
   const auto heads = static_cast<int32_t>(spec.heads);
 
-  const Tensor latents = context.Rows(x.rows, spec.q_lora);
-  const Tensor kv = context.Rows(x.rows, spec.head_dim);
+  // Side by side, as their weights may be: one product then.
+  const Tensor both = context.Rows(x.rows, spec.q_lora + spec.head_dim);
+  const Tensor latents = both.Columns(0, spec.q_lora);
+  const Tensor kv = both.Columns(spec.q_lora, spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = latents},
                                    Product{.x = x, .w = &w.kv, .y = kv}});
   const Tensor queries = context.Activations(x.rows, spec.q_lora);

@@ -25,11 +25,11 @@ void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t wi
 
 void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t hidden,
                         CompressedWeights* w, const std::string& prefix) {
-  loader.Matrix(&w->q_a, prefix + "wq_a.weight", a.q_lora, hidden);
+  loader.SideBySide({.out = &w->q_a, .name = prefix + "wq_a.weight", .rows = a.q_lora},
+                    {.out = &w->kv, .name = prefix + "wkv.weight", .rows = a.head_dim}, hidden);
   loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
   loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora,
                 {.rows = Cut::kHeads});
-  loader.Matrix(&w->kv, prefix + "wkv.weight", a.head_dim, hidden);
   loader.Vector(&w->kv_norm, prefix + "kv_norm.weight", a.head_dim);
   loader.HeadVector(&w->sinks, prefix + "attn_sink", a.heads);
   // A group has the heads of one rank.
