@@ -52,7 +52,8 @@ class World {
     blocks_of_request_ = most / state_block_ + 1;
     std::vector<int> blocks(lengths_.size() * blocks_of_request_);
     std::iota(blocks.begin(), blocks.end(), 0);
-    std::shuffle(blocks.begin(), blocks.end(), random);
+    std::mt19937 order(random());  // one draw, however many blocks there are
+    std::shuffle(blocks.begin(), blocks.end(), order);
     blocks_ = blocks;
     entry_blocks_of_request_ = most / ratio_ / kEntriesOfBlock + 1;
     Clear();

@@ -232,10 +232,11 @@ class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
   /// Rows first .. of `all` are those of `some`.
   void ExpectPart(const Results& some, const Results& all, HyperPart part, int first, int rows,
                   const std::string& where) const {
-    const auto equal = [&](const auto& part, const auto& whole, int64_t width, const char* what) {
-      const auto begin = whole.begin() + first * width;
-      ASSERT_TRUE(std::equal(part.begin(), part.begin() + rows * width, begin))
-          << what << ", " << where;
+    const auto equal = [&](const auto& few, const auto& whole, int64_t width, const char* what) {
+      for (int64_t i = 0; i < rows * width; ++i) {
+        ASSERT_EQ(few[static_cast<size_t>(i)], whole[static_cast<size_t>(first * width + i)])
+            << what << ", number " << i % width << " of row " << i / width << ", " << where;
+      }
     };
     equal(some.streams, all.streams, width_, "streams");
     if (part == HyperPart::kMix) equal(some.weights, all.weights, kHyperWeights, "weights");
