@@ -1,6 +1,7 @@
 // A small network of DeepSeek-V4 on a GPU, with random weights: each layer beside the CPU's, bits in
 // one step and in many. It is loaded whether or not an engine starts with it. Needs a GPU of compute
 // capability 9.0.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -9,8 +9,11 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "outrider/checkpoint/weight_source.h"
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_ops.h"
