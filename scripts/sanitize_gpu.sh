@@ -14,11 +14,14 @@ mkdir -p "$logs"
 # Program, and the tests that go through every kernel of it in little time.
 programs="
 kernels/cuda/choose_entries_test *SmallForTheSanitizers
+kernels/cuda/compress_entries_test *MatchDoublePrecision*
+kernels/cuda/compressed_attention_test *SmallForTheSanitizers
 kernels/cuda/draw_test *Sanitizer:*Places
 kernels/cuda/expert_matmul_test */1:*/2:*/5:*/7:*/8
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/gqa_attention_test *Growing*2_2*:*Growing*10_2*:*Growing*48_1*:*InPieces*2_2*
 kernels/cuda/head_rows_test HeadRowsTest.*:*/HeadRowsTest.*
+kernels/cuda/hyper_rows_test *Leave*hidden36:*Leave*hidden4096
 kernels/cuda/head_projection_test *heads3*:*heads8*
 kernels/cuda/index_keys_test *
 kernels/cuda/index_scores_test *SmallForTheSanitizers:SparseRowsTest.*
@@ -26,8 +29,10 @@ kernels/cuda/listed_attention_test *SmallForTheSanitizers
 kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
 kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*:NormRowsLastTermTest.*
+kernels/cuda/query_rows_test *
 kernels/cuda/prompt_rows_test PromptRowsTest.*
 kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
+ops/cuda/compressed_cuda_ops_test *
 ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*:*Embedded:*RowsMove*
 ops/cuda/sparse_cuda_ops_test *BesideTheCpus/few_heads
 ops/cuda/cuda_sampler_test *DraftsStay*:*AmongTokens*:*VerificationComesTo*:*LaterResultsOfDrafts*

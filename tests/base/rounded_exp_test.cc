@@ -39,5 +39,28 @@ TEST(RoundedExpTest, HasTheseBits) {
   EXPECT_EQ(std::bit_cast<uint32_t>(RoundedExp(-1.0F)), 0x3EBC5AB2U);
 }
 
+TEST(RootOfSoftplusTest, IsCloseToTheTruth) {
+  for (float x = -80.0F; x < 80.0F; x += 0.0137F) {
+    const double truth = std::sqrt(std::log1p(std::exp(static_cast<double>(x))));
+    ASSERT_NEAR(RootOfSoftplus(x), truth, 4e-7 * truth) << x;
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(RootOfSoftplus(-kInfinity), 0.0F);
+  EXPECT_EQ(RootOfSoftplus(-200.0F), 0.0F);
+  EXPECT_EQ(RootOfSoftplus(kInfinity), kInfinity);
+  EXPECT_TRUE(std::isnan(RootOfSoftplus(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(RoundedLog1pTest, IsWithinFourUnitsOfTheTruth) {
+  for (float x = 0.0F; x <= 1.0F; x += 0.00037F) {
+    const double truth = std::log1p(static_cast<double>(x));
+    const float nearest = static_cast<float>(truth);
+    const float unit = std::nextafter(nearest, std::numeric_limits<float>::infinity()) - nearest;
+    ASSERT_NEAR(RoundedLog1p(x), truth, 4 * unit) << x;
+  }
+  EXPECT_EQ(RoundedLog1p(0.0F), 0.0F);
+  EXPECT_EQ(RoundedLog1p(1e-30F), 1e-30F);
+}
+
 }  // namespace
 }  // namespace outrider

@@ -87,6 +87,12 @@ class NotingLoader : public WeightLoader {
         [=](WeightLoader& l, Handles& h) { l.ExactMatrix(h.matrices.data(), name, rows, cols); },
         First());
   }
+  void StreamMatrix(Weight* /*out*/, const std::string& name, int64_t rows, int64_t cols) override {
+    Note(
+        name,
+        [=](WeightLoader& l, Handles& h) { l.StreamMatrix(h.matrices.data(), name, rows, cols); },
+        First());
+  }
   void Mlp(Weight* /*gate_up*/, Weight* /*down*/, const MlpTensors& names, int64_t width,
            int64_t hidden) override {
     Note(

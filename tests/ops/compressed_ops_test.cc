@@ -57,7 +57,13 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   const HyperShape shape = {.streams = kStreams, .iterations = 7, .eps = 1e-3F, .norm_eps = 1e-5F};
   const TestMatrix before = TestMatrix::Random(kRows, kStreams * kWidth, random);
   TestMatrix streams = before;
-  TestMatrix sums = TestMatrix::Random(kRows, (2 + kStreams) * kStreams, random);
+  const auto source = MakeDummyWeights(ModelConfig{}, 7);
+  const auto loader = ops().MakeWeightLoader(*source, {.compute_dtype = DType::kF32});
+  Weight fn;
+  Weight head_fn;
+  loader->StreamMatrix(&fn, "fn", (2 + kStreams) * kStreams, kStreams * kWidth);
+  loader->StreamMatrix(&head_fn, "head_fn", kStreams, kStreams * kWidth);
+  const auto memory = loader->Load({ops(), &pool}, nullptr);
   const TestMatrix y = TestMatrix::Random(kRows, kWidth, random);
   const TestMatrix base = TestMatrix::Random(1, (2 + kStreams) * kStreams, random);
   const float scale[3] = {0.7F, 1.3F, 2.1F};
@@ -66,22 +72,45 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   const Context context = MakeContext();
   ops().hyper()->HyperMix(context, shape,
                           {.streams = streams.view(),
-                           .sums = sums.view(),
+                           .fn = &fn,
                            .scale = scale,
                            .base = base.values.data(),
                            .mixture = mixture.view(),
                            .weights = weights.view()});
-  ops().hyper()->HyperAdd(context, shape, weights.view(), y.view(), streams.view());
-  TestMatrix head_sums = TestMatrix::Random(kRows, kStreams, random);
-  const TestMatrix head_sums_before = head_sums;
+  const HyperAddArgs add = {.y = y.view(), .weights = weights.view()};
+  ops().hyper()->HyperAdd(context, shape, add, streams.view());
   TestMatrix contracted(kRows, kWidth);
-  ops().hyper()->HyperContract(context, shape,
-                               {.streams = before.view(),
-                                .sums = head_sums.view(),
-                                .scale = scale,
-                                .base = base.values.data(),
-                                .mixture = contracted.view(),
-                                .weights = {}});
+  ops().hyper()->HyperMix(context, shape,
+                          {.streams = before.view(),
+                           .fn = &head_fn,
+                           .scale = scale,
+                           .base = base.values.data(),
+                           .mixture = contracted.view()});
+  // With what is added before, and a norm behind.
+  TestMatrix added_before = before;
+  const TestMatrix norm = TestMatrix::Random(1, kWidth, random);
+  TestMatrix normed(kRows, kWidth);
+  TestMatrix plain(kRows, kWidth);
+  for (const bool norms : {true, false}) {
+    ops().hyper()->HyperMix(context, shape,
+                            {.streams = norms ? added_before.view() : streams.view(),
+                             .add = norms ? add : HyperAddArgs{},
+                             .fn = &head_fn,
+                             .scale = scale,
+                             .base = base.values.data(),
+                             .norm = norms ? norm.values.data() : nullptr,
+                             .mixture = norms ? normed.view() : plain.view()});
+  }
+  EXPECT_EQ(added_before.values, streams.values);
+  ops().Norm(context, plain.view(), norm.values.data(), shape.norm_eps, plain.view());
+  EXPECT_EQ(normed.values, plain.values);
+  TestMatrix sums(kRows, (2 + kStreams) * kStreams);
+  TestMatrix head_sums(kRows, kStreams);
+  ops().Multiply(
+      context,
+      std::array{
+          Product{.x = before.view(), .w = &fn, .y = sums.view(), .float32 = true},
+          Product{.x = before.view(), .w = &head_fn, .y = head_sums.view(), .float32 = true}});
   for (int64_t r = 0; r < kRows; ++r) {
     const float* x = before.view().row(r);
     double squares = 0;
@@ -111,8 +140,8 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
       double head = 0;
       for (int j = 0; j < kStreams; ++j) {
         mixed += (SigmoidOf(sum(0, j)) + 1e-3) * x[j * kWidth + i];
-        const double m = head_sums_before.view().row(r)[j] * inverse * scale[0] +
-                         base.values[static_cast<size_t>(j)];
+        const double m =
+            head_sums.view().row(r)[j] * inverse * scale[0] + base.values[static_cast<size_t>(j)];
         head += (SigmoidOf(m) + 1e-3) * x[j * kWidth + i];
       }
       EXPECT_NEAR(mixture.view().row(r)[i], mixed, 1e-5);
@@ -135,6 +164,14 @@ TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
     TestCache tokens(0, 2 * channels, kTokens);
     TestMatrix rows = TestMatrix::Random(kTokens, 2 * channels, random);
     tokens.Fill(rows);
+    // The step's rows are written before they are pooled, with the biases of their places.
+    const TestMatrix bias = TestMatrix::Random(4, channels, random);
+    TestMatrix written = rows;
+    for (int32_t t = 0; t < kTokens; ++t) {
+      for (int32_t i = 0; i < channels; ++i) {
+        written.view().row(t)[channels + i] -= bias.view().row(t % 4)[i];
+      }
+    }
     TestCache entries(1, shape.width, kTokens / 4);
     const TestMatrix norm = TestMatrix::Random(1, shape.width, random);
     // The rows of a step that begins inside of the second entry.
@@ -142,11 +179,20 @@ TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
     const float frequencies[3] = {0.7F, 0.2F, 0.05F};
     const Context context = MakeContext();
     const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
-    ops().compressed()->Compress(context, shape, step.inputs(),
-                                 {.tokens = tokens.cache,
-                                  .norm = norm.values.data(),
-                                  .frequencies = frequencies,
-                                  .entries = entries.cache});
+    ops().compressed()->Compress(
+        context, step.inputs(),
+        std::array{CompressArgs{.shape = shape,
+                                .rows = Tensor(written.view()).Rows(kFirst, kTokens - kFirst),
+                                .bias = bias.values.data(),
+                                .tokens = tokens.cache,
+                                .norm = norm.values.data(),
+                                .frequencies = frequencies,
+                                .entries = entries.cache}});
+    for (int32_t t = 0; t < kTokens; ++t) {
+      for (int32_t i = 0; i < 2 * channels; ++i) {
+        EXPECT_NEAR(tokens.At(t)[i], rows.view().row(t)[i], 1e-6) << "token " << t;
+      }
+    }
     for (int32_t j = 1; j < kTokens / 4; ++j) {
       Doubles want(static_cast<size_t>(shape.width));
       double squares = 0;
@@ -193,11 +239,15 @@ TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
   const float frequency = 1;
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
-  ops().compressed()->Compress(context, shape, step.inputs(),
-                               {.tokens = tokens.cache,
-                                .norm = norm,
-                                .frequencies = {&frequency, 1},
-                                .entries = entries.cache});
+  const TestMatrix bias(4, 4);
+  ops().compressed()->Compress(context, step.inputs(),
+                               std::array{CompressArgs{.shape = shape,
+                                                       .rows = rows.view(),
+                                                       .bias = bias.values.data(),
+                                                       .tokens = tokens.cache,
+                                                       .norm = norm,
+                                                       .frequencies = {&frequency, 1},
+                                                       .entries = entries.cache}});
   EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
   EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
 }
@@ -334,15 +384,6 @@ TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
       }
     }
   }
-}
-
-TEST_P(CompressedOpsTest, BiasesFollowThePositionInAnEntry) {
-  TestMatrix x(5, 2);
-  const float bias[6] = {1, 2, 3, 4, 5, 6};  // of three places
-  const Context context = MakeContext();
-  const TestStep step = MakeStep(context, 5, 2, {}, {});
-  ops().compressed()->AddPositionBias(context, step.inputs(), bias, 3, x.view());
-  EXPECT_EQ(x.values, (std::vector<float>{5, 6, 1, 2, 3, 4, 5, 6, 1, 2}));
 }
 
 /// Random weights in a form.

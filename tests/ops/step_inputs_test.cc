@@ -113,7 +113,7 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
   }
   std::array caches = {StepCache(0, 6), StepCache(1, 6)};
   for (const StepCache& cache : caches)
-    c.ops.compressed()->WriteEntries(c, inputs, entries.view(), cache.cache);
+    static_cast<const cpu::CpuOps&>(c.ops).WriteEntries(c, inputs, entries.view(), cache.cache);
 
   const std::vector<CacheGroupSpec> groups = StepGroups();
   int64_t written = 0;

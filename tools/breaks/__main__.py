@@ -50,11 +50,12 @@ import windows
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
-    **dict.fromkeys(("choose_entries_test", "draw_test", "expert_matmul_test", "expert_router_test",
-                     "gqa_attention_test", "head_rows_test", "index_keys_test", "index_scores_test",
-                     "listed_attention_test", "matmul_test", "mla_decode_test", "norm_rows_test",
+    **dict.fromkeys(("choose_entries_test", "compress_entries_test", "compressed_attention_test",
+                     "draw_test", "expert_matmul_test", "expert_router_test",
+                     "gqa_attention_test", "head_rows_test", "hyper_rows_test", "index_keys_test",
+                     "index_scores_test", "listed_attention_test", "matmul_test", "mla_decode_test", "norm_rows_test",
                      "prompt_attention_test", "prompt_rows_test"), "kernels/cuda"),
-    **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test",
+    **dict.fromkeys(("compressed_cuda_ops_test", "cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test",
                      "sparse_cuda_ops_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     **dict.fromkeys(("plan_test", "running_state_test"), "engine"),

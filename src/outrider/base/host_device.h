@@ -5,6 +5,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #if defined(__CUDACC__)
@@ -49,6 +50,14 @@ OUTRIDER_HOST_DEVICE inline float RoundedDiv(float a, float b) {
   return __fdiv_rn(a, b);
 #else
   return a / b;
+#endif
+}
+
+OUTRIDER_HOST_DEVICE inline float RoundedSqrt(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return std::sqrt(x);
 #endif
 }
 

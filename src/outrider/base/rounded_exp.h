@@ -1,4 +1,4 @@
-// exp with the same bits on the host and on every device (host_device.h).
+// exp, and functions of it, with the same bits on the host and on every device (host_device.h).
 #pragma once
 
 #include <cstdint>
@@ -42,5 +42,28 @@ OUTRIDER_HOST_DEVICE inline float RoundedExp(float x) {
 
 /// 1 / (1 + exp(-x)) by RoundedExp.
 OUTRIDER_HOST_DEVICE inline float Sigmoid(float x) { return 1.0F / (1.0F + RoundedExp(-x)); }
+
+/// ln(1 + x) within 4 units in the last place, for 0 <= x <= 1; NaN for NaN. With s = x / (2 + x)
+/// it is 2 s (1 + s^2/3 + s^4/5 + .. + s^14/15); the next term is below 2^-29 of it.
+OUTRIDER_HOST_DEVICE inline float RoundedLog1p(float x) {
+  const float s = RoundedDiv(x, RoundedAdd(2.0F, x));
+  const float z = RoundedMul(s, s);
+  float sum = 1.0F / 15;
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 13);
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 11);
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 9);
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 7);
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 5);
+  sum = RoundedAdd(RoundedMul(sum, z), 1.0F / 3);
+  const float twice = RoundedAdd(s, s);
+  return RoundedAdd(twice, RoundedMul(RoundedMul(twice, z), sum));
+}
+
+/// sqrt(ln(1 + exp(x))), the score of a router's logit in DeepSeek-V4; NaN for NaN.
+OUTRIDER_HOST_DEVICE inline float RootOfSoftplus(float x) {
+  const float positive = x > 0.0F ? x : 0.0F;
+  const float negative = x > 0.0F ? -x : x;  // NaN for NaN
+  return RoundedSqrt(RoundedAdd(positive, RoundedLog1p(RoundedExp(negative))));
+}
 
 }  // namespace outrider

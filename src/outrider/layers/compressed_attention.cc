@@ -9,31 +9,47 @@ namespace outrider {
 
 namespace {
 
-/// Writes the rows of tokens and the entries that they complete.
-void WriteCompressed(const Context& context, const CompressedSpec& spec, const CompressorWeights& w,
-                     const CompressedStep& step, LayerCache entries, LayerCache tokens, Tensor x) {
-  const Scratch::Frame frame(context.arena);
-  const Ops& ops = context.ops;
+/// What writes the rows of tokens of a compressor and the entries that they complete. The rows lie
+/// in the arena.
+CompressArgs CompressorOf(const Context& context, const CompressedSpec& spec,
+                          const CompressorWeights& w, const CompressedStep& step,
+                          LayerCache entries, LayerCache tokens, Tensor x) {
   const CompressorShape shape = {.ratio = static_cast<int32_t>(spec.ratio),
                                  .overlaps = spec.overlaps,
                                  .width = entries.width,
                                  .rope = static_cast<int32_t>(2 * step.frequencies.size()),
                                  .norm_eps = step.norm_eps};
   const Tensor rows = context.Rows(x.rows, tokens.width);
-  const Tensor gates = rows.Columns(shape.channels(), shape.channels());
-  ops.Multiply(
+  const int32_t channels = shape.channels();
+  context.ops.Multiply(
       context,
       std::array{
-          Product{.x = x, .w = &w.values, .y = rows.Columns(0, shape.channels()), .float32 = true},
-          Product{.x = x, .w = &w.gates, .y = gates, .float32 = true}});
-  ops.compressed()->AddPositionBias(context, step.inputs, w.bias, shape.ratio, gates);
-  ops.compressed()->WriteEntries(context, step.inputs, rows, tokens);
-  ops.compressed()->Compress(context, shape, step.inputs,
-                             {.tokens = tokens,
-                              .norm = w.norm,
-                              .frequencies = step.frequencies,
-                              .magnitude = step.magnitude,
-                              .entries = entries});
+          Product{.x = x, .w = &w.values, .y = rows.Columns(0, channels), .float32 = true},
+          Product{.x = x, .w = &w.gates, .y = rows.Columns(channels, channels), .float32 = true}});
+  return {.shape = shape,
+          .rows = rows,
+          .bias = w.bias,
+          .tokens = tokens,
+          .norm = w.norm,
+          .frequencies = step.frequencies,
+          .magnitude = step.magnitude,
+          .entries = entries};
+}
+
+/// Writes what the rows leave in the caches of a layer's compressors.
+void WriteCompressed(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
+                     const CompressedStep& step, Tensor x) {
+  if (spec.ratio == 0) return;
+  const Scratch::Frame frame(context.arena);
+  std::array<CompressArgs, 2> compressors;
+  size_t count = 0;
+  compressors[count++] =
+      CompressorOf(context, spec, w.compressor, step, step.caches[1], step.caches[2], x);
+  if (spec.index_heads > 0) {
+    compressors[count++] =
+        CompressorOf(context, spec, w.indexer.compressor, step, step.caches[3], step.caches[4], x);
+  }
+  context.ops.compressed()->Compress(context, step.inputs, std::span(compressors).first(count));
 }
 
 /// The entries that every row attends to. queries [rows, q_lora].
@@ -41,7 +57,7 @@ SelectedEntries Select(const Context& context, const CompressedSpec& spec, const
                        const CompressedStep& step, LayerCache keys, Tensor queries, Tensor x) {
   const Ops& ops = context.ops;
   const auto heads = static_cast<int32_t>(spec.index_heads);
-  const Tensor q = context.Rows(x.rows, spec.index_heads * spec.index_dim);
+  const Tensor q = context.Activations(x.rows, spec.index_heads * spec.index_dim);
   const Tensor weights = context.Rows(x.rows, spec.index_heads);
   ops.Multiply(context, std::array{Product{.x = queries, .w = &w.queries, .y = q}});
   ops.Multiply(context,
@@ -57,18 +73,12 @@ SelectedEntries Select(const Context& context, const CompressedSpec& spec, const
                                       .keys = keys});
 }
 
-/// Where the rotated values of a head or row of the window begin.
-int32_t RotaryOffset(const CompressedStep& step) {
-  return step.caches[0].width - static_cast<int32_t>(2 * step.frequencies.size());
-}
-
-/// kv [rows, D], of wkv, may change.
-void StoreWindowRows(const Context& context, const CompressedWeights& w, const CompressedStep& step,
-                     Tensor kv) {
-  const Ops& ops = context.ops;
-  ops.Norm(context, kv, w.kv_norm, step.norm_eps, kv);
-  ops.Rotate(context, kv, 1, RotaryOffset(step), step.rotary);
-  ops.compressed()->WriteEntries(context, step.inputs, kv, step.caches[0]);
+WindowRowArgs WindowRows(const CompressedWeights& w, const CompressedStep& step, Tensor kv) {
+  return {.kv = kv,
+          .norm = w.kv_norm,
+          .norm_eps = step.norm_eps,
+          .rotary = step.rotary,
+          .cache = step.caches[0]};
 }
 
 }  // namespace
@@ -78,7 +88,7 @@ void WriteWindowRows(const Context& context, const CompressedSpec& spec, const C
   const Scratch::Frame frame(context.arena);
   const Tensor kv = context.Rows(x.rows, spec.head_dim);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv, .y = kv}});
-  StoreWindowRows(context, w, step, kv);
+  context.ops.compressed()->WriteWindowRows(context, step.inputs, WindowRows(w, step, kv));
 }
 
 void CompressedForward(const Context& context, const CompressedSpec& spec,
@@ -87,20 +97,24 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const auto heads = static_cast<int32_t>(spec.heads);
-  const int32_t offset = RotaryOffset(step);
 
-  const Tensor queries = context.Rows(x.rows, spec.q_lora);
-  const Tensor kv = context.Rows(x.rows, spec.head_dim);
-  ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = queries},
+  // Side by side, as their weights may be: one product then.
+  const Tensor both = context.Rows(x.rows, spec.q_lora + spec.head_dim);
+  const Tensor latents = both.Columns(0, spec.q_lora);
+  const Tensor kv = both.Columns(spec.q_lora, spec.head_dim);
+  ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = latents},
                                    Product{.x = x, .w = &w.kv, .y = kv}});
-  ops.Norm(context, queries, w.q_norm, step.norm_eps, queries);
-  StoreWindowRows(context, w, step, kv);
-  const Tensor q = context.Rows(x.rows, spec.heads * spec.head_dim);
+  const Tensor queries = context.Activations(x.rows, spec.q_lora);
+  WindowRowArgs rows = WindowRows(w, step, kv);
+  rows.q = latents;
+  rows.q_norm = w.q_norm;
+  rows.q_out = queries;
+  ops.compressed()->WriteWindowRows(context, step.inputs, rows);
+  const Tensor q = context.Activations(x.rows, spec.heads * spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = queries, .w = &w.q_b, .y = q}});
-  ops.compressed()->NormHeads(context, q, heads, step.ones, step.norm_eps);
-  ops.Rotate(context, q, heads, offset, step.rotary);
+  ops.compressed()->NormHeads(context, q, heads, nullptr, step.norm_eps, &step.rotary);
 
-  const Tensor attended = context.Rows(x.rows, q.cols);
+  const Tensor attended = context.Activations(x.rows, q.cols);
   CompressedAttentionArgs args = {.heads = heads,
                                   .window = static_cast<int32_t>(spec.window),
                                   .ratio = static_cast<int32_t>(spec.ratio),
@@ -108,23 +122,20 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
                                   .q = q,
                                   .out = attended,
                                   .sinks = w.sinks,
+                                  .back = &step.back,
                                   .window_rows = step.caches[0],
                                   .in_blocks = step.in_blocks,
                                   .entries = {},
                                   .selected = nullptr};
+  WriteCompressed(context, spec, w, step, x);
+  if (spec.ratio > 0) args.entries = step.caches[1];
   SelectedEntries selected;
-  if (spec.ratio > 0) {
-    WriteCompressed(context, spec, w.compressor, step, step.caches[1], step.caches[2], x);
-    args.entries = step.caches[1];
-  }
   if (spec.index_heads > 0) {
-    WriteCompressed(context, spec, w.indexer.compressor, step, step.caches[3], step.caches[4], x);
     selected = Select(context, spec, w.indexer, step, step.caches[3], queries, x);
     args.selected = &selected;
   }
   ops.compressed()->CompressedAttention(context, step.inputs, args);
-  ops.Rotate(context, attended, heads, offset, step.back);
-  const Tensor low = context.Rows(x.rows, spec.output_groups * spec.output_rank);
+  const Tensor low = context.Activations(x.rows, spec.output_groups * spec.output_rank);
   ops.Multiply(context, std::array{Product{.x = attended,
                                            .w = &w.o_a,
                                            .y = low,

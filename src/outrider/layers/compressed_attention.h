@@ -44,7 +44,6 @@ struct CompressedStep {
   const Rotary& back;                  // its inverse
   std::span<const float> frequencies;  // of both, [R / 2]
   float magnitude = 1;                 // of both
-  const float* ones = nullptr;         // [D]
   float norm_eps = 0;
   std::span<const LayerCache> caches;  // of the layer, in the order of FirstCacheLayer
   bool in_blocks = false;              // see CompressedAttentionArgs

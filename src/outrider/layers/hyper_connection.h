@@ -14,10 +14,11 @@ struct HyperWeights {
   const float* base = nullptr;   // [(2 + S) * S]; of the head [S]
 };
 
-/// mixture [rows, hidden] of streams [rows, S * hidden] for an attention or MLP; the weights by
-/// which its output is added, in the arena.
+/// The input of an attention or MLP: mixture [rows, hidden] of streams [rows, S * hidden], to which
+/// `add` is added before, normalised by `norm` [hidden]. Returns the weights by which its output is
+/// added, in the arena.
 Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,
-                  Tensor streams, Tensor mixture);
+                  const float* norm, const HyperAddArgs& add, Tensor streams, Tensor mixture);
 
 /// mixture [rows, hidden] of streams [rows, S * hidden], for the head.
 void ContractStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,

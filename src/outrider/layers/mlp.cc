@@ -33,8 +33,8 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
-          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, scores,
-                                             w.token_experts)
+          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, w.experts,
+                                             scores, w.token_experts)
           : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores,
                              w.router_bias);
   if (chosen.ids != nullptr) ops.chosen_experts()->ReadChosen(routing, chosen);

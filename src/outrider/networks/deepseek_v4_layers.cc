@@ -1,7 +1,5 @@
 #include "outrider/networks/deepseek_v4_layers.h"
 
-#include <algorithm>
-
 #include "outrider/networks/network.h"
 #include "outrider/ops/hyper.h"
 
@@ -32,8 +30,6 @@ void DeepSeekV4Layers::Add(const ModelConfig& config, int64_t index,
                      .back = rotary_.Add(spec.rotary, /*inverse=*/true),
                      .first_cache_layer = first,
                      .num_cache_layers = FirstCacheLayer(config, index + 1) - first});
-  const auto head_dim = static_cast<size_t>(layers_.back().attention().head_dim);
-  ones_.resize(std::max(ones_.size(), head_dim), 1.0F);
 }
 
 template <typename Attend>
@@ -48,7 +44,6 @@ void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Atten
                         .back = step.rotary[static_cast<size_t>(layer.back)],
                         .frequencies = rotary_.frequencies(layer.forward),
                         .magnitude = static_cast<float>(layer.spec.rotary.Magnitude()),
-                        .ones = ones_.data(),
                         .norm_eps = streams_.norm_eps,
                         .caches = caches,
                         .in_blocks = step.in_blocks});
@@ -67,31 +62,26 @@ void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
   const Ops& ops = context.ops;
   const Layer& layer = layers_[i];
   const DeepSeekV4LayerWeights& w = *layer.weights;
-  const Tensor x = context.Rows(streams.rows, hidden_size_);
+  const Tensor x = context.Activations(streams.rows, hidden_size_);
   const Tensor y = context.Rows(streams.rows, hidden_size_);
-  {
-    const Scratch::Frame of_attention(context.arena);
-    const Tensor mixing = MixStreams(context, streams_, w.attention_streams, streams, x);
-    ops.Norm(context, x, w.attention_norm, streams_.norm_eps, x);
-    WithAttention(layer, step, [&](const CompressedStep& attention) {
-      CompressedForward(context, layer.attention(), w.attention, attention, x, y);
-    });
-    ops.hyper()->HyperAdd(context, streams_, mixing, y, streams);
-  }
-  const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
-  ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
+  const Tensor attended =
+      MixStreams(context, streams_, w.attention_streams, w.attention_norm, {}, streams, x);
+  WithAttention(layer, step, [&](const CompressedStep& attention) {
+    CompressedForward(context, layer.attention(), w.attention, attention, x, y);
+  });
+  const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, w.mlp_norm,
+                                   {.y = y, .weights = attended}, streams, x);
   ops.SetZero(context, y);
   MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
-  ops.hyper()->HyperAdd(context, streams_, mixing, y, streams);
+  ops.hyper()->HyperAdd(context, streams_, {.y = y, .weights = mixing}, streams);
 }
 
 void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step& step,
                                     Tensor streams) const {
   const Scratch::Frame frame(context.arena);
   const DeepSeekV4LayerWeights& w = *layers_[i].weights;
-  const Tensor x = context.Rows(streams.rows, hidden_size_);
-  MixStreams(context, streams_, w.attention_streams, streams, x);
-  context.ops.Norm(context, x, w.attention_norm, streams_.norm_eps, x);
+  const Tensor x = context.Activations(streams.rows, hidden_size_);
+  MixStreams(context, streams_, w.attention_streams, w.attention_norm, {}, streams, x);
   WriteEntriesOf(context, i, step, x);
 }
 

@@ -71,7 +71,6 @@ class DeepSeekV4Layers {
   int64_t hidden_size_;
   RotaryKinds rotary_;
   std::vector<Layer> layers_;
-  std::vector<float> ones_;  // [head_dim]
 };
 
 }  // namespace outrider

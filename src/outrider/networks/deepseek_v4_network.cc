@@ -43,7 +43,10 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
   auto step = layers_.MakeStep(context, inputs, cache);
   std::span<const LayerTap> layer_taps = taps.layers;
   const int64_t width = layers_.hidden_size();
-  const Tensor streams = hidden.Rows(0, inputs.num_rows());
+  const Tensor kept = hidden.Rows(0, inputs.num_rows());
+  // Streams are float32 between layers, also where what outlives the step is not.
+  const bool in_place = kept.dtype == DType::kF32;
+  const Tensor streams = in_place ? kept : context.Rows(kept.rows, kept.cols);
   context.ops.Embed(context, weights_.embedding, inputs, false, streams.Columns(0, width));
   layers_.RepeatFirstStream(context, streams);
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
@@ -54,6 +57,7 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
       context.ops.hyper()->HyperMean(context, layers_.streams(), streams, layer_taps.front().out);
     }
   }
+  if (!in_place) context.ops.Copy(context, streams, kept);
 }
 
 void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {

@@ -9,7 +9,7 @@ namespace {
 /// `sums` of the streams, with as many scales.
 void DeclareStreams(WeightLoader& loader, HyperWeights* w, const std::string& name, int64_t sums,
                     int64_t scales, int64_t width) {
-  loader.ExactMatrix(&w->sums, name + "_fn", sums, width);
+  loader.StreamMatrix(&w->sums, name + "_fn", sums, width);
   loader.Vector(&w->base, name + "_base", sums);
   loader.Vector(&w->scale, name + "_scale", scales);
 }
@@ -25,11 +25,11 @@ void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t wi
 
 void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t hidden,
                         CompressedWeights* w, const std::string& prefix) {
-  loader.Matrix(&w->q_a, prefix + "wq_a.weight", a.q_lora, hidden);
+  loader.SideBySide({.out = &w->q_a, .name = prefix + "wq_a.weight", .rows = a.q_lora},
+                    {.out = &w->kv, .name = prefix + "wkv.weight", .rows = a.head_dim}, hidden);
   loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
   loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora,
                 {.rows = Cut::kHeads});
-  loader.Matrix(&w->kv, prefix + "wkv.weight", a.head_dim, hidden);
   loader.Vector(&w->kv_norm, prefix + "kv_norm.weight", a.head_dim);
   loader.HeadVector(&w->sinks, prefix + "attn_sink", a.heads);
   // A group has the heads of one rank.

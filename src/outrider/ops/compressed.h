@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "outrider/ops/compressed_attention.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/row_arguments.h"
 #include "outrider/ops/step_inputs.h"
 
 namespace outrider {
@@ -15,23 +17,21 @@ class CompressedOps {
   virtual ~CompressedOps() = default;
 
   /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
-  /// [cols / heads].
+  /// [cols / heads], null: all 1. Then the last values of every head are rotated, if there are
+  /// angles.
   virtual void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                         float eps) const = 0;
+                         float eps, const Rotary* rotary) const = 0;
 
-  /// x[r] += bias[position % ratio] of every row; bias [ratio, cols].
-  virtual void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
-                               int32_t ratio, Tensor x) const = 0;
+  /// Normalises and rotates a row per token and writes it to the window's cache; normalises the
+  /// queries' latents beside it.
+  virtual void WriteWindowRows(const Context& context, const StepInputs& inputs,
+                               const WindowRowArgs& args) const = 0;
 
-  /// Writes the entries that the rows complete: in every channel the mean of the tokens' values,
-  /// weighted by the softmax of their gates; then normalised and rotated. Reads the token rows from
-  /// the cache, those of this step too.
-  virtual void Compress(const Context& context, const CompressorShape& shape,
-                        const StepInputs& inputs, const CompressArgs& args) const = 0;
-
-  /// Writes one cache entry per row as it is.
-  virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
-                            LayerCache cache) const = 0;
+  /// For each of the compressors of a layer, which have one ratio: writes the rows of the step's
+  /// tokens, then the entries that they complete: in every channel the mean of the tokens' values,
+  /// weighted by the softmax of their gates; then normalised and rotated.
+  virtual void Compress(const Context& context, const StepInputs& inputs,
+                        std::span<const CompressArgs> compressors) const = 0;
 
   virtual void CompressedAttention(const Context& context, const StepInputs& inputs,
                                    const CompressedAttentionArgs& args) const = 0;

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "outrider/kv/layer_cache.h"
+#include "outrider/ops/row_arguments.h"
 #include "outrider/ops/sparse.h"
 #include "outrider/ops/tensor.h"
 
@@ -26,9 +27,26 @@ struct CompressorShape {
   int32_t channels() const { return overlaps ? 2 * width : width; }
 };
 
-/// What writes the entries that a step's rows complete. An entry is rotated by the angles of its
-/// first position, pairs (2i, 2i + 1).
+/// What writes the rows of a window: weight * kv / sqrt(mean(kv^2) + eps), the last values rotated.
+struct WindowRowArgs {
+  Tensor kv;                    // [rows, D]; it may change
+  const float* norm = nullptr;  // weight [D]
+  float norm_eps = 0;
+  Rotary rotary;
+  LayerCache cache;  // [D]
+  /// Queries' latents, which are normalised too; no rows: none. q_out may be q.
+  Tensor q = {};
+  const float* q_norm = nullptr;  // [cols of q]
+  Tensor q_out = {};
+};
+
+/// What writes the rows of tokens and the entries that they complete. To the gates of a token the
+/// bias of its position in a group of `ratio` is added. An entry is rotated by the angles of its
+/// first position, pairs (2i, 2i + 1). Rows are read back from the cache.
 struct CompressArgs {
+  CompressorShape shape;
+  Tensor rows;  // [rows, 2 * channels()], float32: values, then gates; they may change
+  const float* bias = nullptr;         // [ratio, channels()]
   LayerCache tokens;                   // rows of channels() values and as many gates
   const float* norm = nullptr;         // [width]
   std::span<const float> frequencies;  // [rope / 2]
@@ -40,7 +58,8 @@ struct CompressArgs {
 /// reads the window's rows of the positions p - window + 1 .. p (window 0: none), then compressed
 /// entries. For head h, over all of these t and a sink that has no value
 ///   s_t = scale * q[r, h] · t,  out[r, h] = sum_t exp(s_t) t / (sum_t exp(s_t) + exp(sink[h])).
-/// In blocks, the rows of a request see each other and the window before the first of them.
+/// In blocks, the rows of a request see each other and the window before the first of them. At the
+/// end the last values of every head of out are rotated.
 struct CompressedAttentionArgs {
   int32_t heads = 0;
   int32_t window = 0;
@@ -49,6 +68,7 @@ struct CompressedAttentionArgs {
   Tensor q;                      // [rows, heads * D], rotated
   Tensor out;                    // [rows, heads * D]
   const float* sinks = nullptr;  // [heads]; null: none
+  const Rotary* back = nullptr;  // of the outputs' rotation; null: none
   LayerCache window_rows;        // [D]
   bool in_blocks = false;        // without entries
   LayerCache entries;            // [D]

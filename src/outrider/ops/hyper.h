@@ -14,20 +14,18 @@ class HyperOps {
  public:
   virtual ~HyperOps() = default;
 
-  /// With n = 1 / sqrt(mean of X² + norm_eps): pre = sigmoid(m n scale + base) + eps,
+  /// First HyperAdd of args.add, where it has rows. Then with the sums m = fn X and
+  /// n = 1 / sqrt(mean of X² + norm_eps): pre = sigmoid(m n scale + base) + eps,
   /// post = 2 sigmoid(..), comb = Sinkhorn's normalisation of exp(..): a softmax of every row plus
   /// eps, then columns and, in further iterations, rows and columns divided by their sums plus eps.
-  /// mixture = sum over j of pre[j] X[j]; weights = post, comb.
+  /// mixture = sum over j of pre[j] X[j], normalised; weights = post, comb. Without weights, fn has
+  /// S sums, of pre alone.
   virtual void HyperMix(const Context& context, const HyperShape& shape,
                         const HyperMixArgs& args) const = 0;
 
-  /// X[k] = post[k] y + sum over j of comb[j, k] X[j]; weights [rows, (1 + S) * S] of HyperMix.
-  virtual void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights, Tensor y,
+  /// X[k] = post[k] y + sum over j of comb[j, k] X[j].
+  virtual void HyperAdd(const Context& context, const HyperShape& shape, const HyperAddArgs& args,
                         Tensor streams) const = 0;
-
-  /// mixture as HyperMix makes it, of sums [rows, S], which it may change, one scale and base [S].
-  virtual void HyperContract(const Context& context, const HyperShape& shape,
-                             const HyperMixArgs& args) const = 0;
 
   /// mean [rows, H] of the streams.
   virtual void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,

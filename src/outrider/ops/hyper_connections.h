@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "outrider/ops/tensor.h"
+#include "outrider/ops/weights.h"
 
 namespace outrider {
 
@@ -15,15 +16,23 @@ struct HyperShape {
   float norm_eps = 0;      // of the norm over all streams of a row
 };
 
-/// What a row's mixture is made with: of the sums m = fn · streams [rows, S + S + S * S], parts
-/// pre, post and comb, each with its scale and a base per sum.
+/// What is added to the streams of rows.
+struct HyperAddArgs {
+  Tensor y = {};        // [rows, H]
+  Tensor weights = {};  // [rows, (1 + S) * S] of HyperMix
+};
+
+/// What a row's mixture is made with: of the sums fn · streams [rows, S + S + S * S], parts pre,
+/// post and comb, each with its scale and a base per sum; without weights [rows, S], of pre.
 struct HyperMixArgs {
-  Tensor streams;                // [rows, S * H]
-  Tensor sums;                   // [rows, (2 + S) * S]
-  const float* scale = nullptr;  // [3]
-  const float* base = nullptr;   // [(2 + S) * S]
+  Tensor streams;                // [rows, S * H], float32
+  HyperAddArgs add = {};         // to the streams before; without rows: nothing
+  const Weight* fn = nullptr;    // [(2 + S) * S or S, S * H], of WeightLoader::StreamMatrix
+  const float* scale = nullptr;  // [3]; without weights [1]
+  const float* base = nullptr;   // a number per sum
+  const float* norm = nullptr;   // weight [H] of the mixture's norm, with norm_eps; null: none
   Tensor mixture;                // [rows, H], written
-  Tensor weights;                // [rows, (1 + S) * S], written: post, then comb [S, S]
+  Tensor weights = {};           // [rows, (1 + S) * S], written: post, then comb [S, S]
 };
 
 }  // namespace outrider

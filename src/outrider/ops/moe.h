@@ -91,9 +91,11 @@ class TokenRouterOps {
  public:
   virtual ~TokenRouterOps() = default;
 
-  /// Routes rows by a table that says which experts a token has: table [tokens, top_k].
+  /// Routes rows by a table that says which experts a token has: table [tokens, top_k]. Otherwise
+  /// as MoeOps::Route.
   virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
-                                      const StepInputs& inputs, int32_t first_row, Tensor logits,
+                                      const StepInputs& inputs, int32_t first_row,
+                                      const ExpertWeights& w, Tensor logits,
                                       const int32_t* table) const = 0;
 };
 

@@ -108,6 +108,9 @@ class WeightLoader {
   /// nothing wider, Load throws Error where bfloat16 would change one.
   virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
+  /// A float32 matrix of HyperOps, which keeps its values everywhere.
+  virtual void StreamMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
+
   /// The gate and up matrices of a gated MLP, stacked, and its down matrix: cut by inner columns,
   /// and by rows.
   virtual void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,

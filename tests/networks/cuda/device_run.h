@@ -47,14 +47,18 @@ class CpuNetwork {
                MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
                network_->cache_needs().layers, dtype) {}
 
-  /// The residual stream after each layer, then the hidden rows: float32 [rows, hidden] each.
+  /// The residual stream after each layer, float32 [rows, hidden], then the hidden rows, float32
+  /// [rows, output width].
   std::vector<std::vector<float>> Forward(const BatchLayout& layout) {
     const auto layers = static_cast<size_t>(network_->config().num_hidden_layers());
-    const auto size = static_cast<size_t>(layout.num_rows() * network_->hidden_size());
-    std::vector<std::vector<float>> result(layers + 1, std::vector<float>(size));
+    const int64_t rows = layout.num_rows();
+    std::vector<std::vector<float>> result(
+        layers, std::vector<float>(static_cast<size_t>(rows * network_->hidden_size())));
+    result.emplace_back(static_cast<size_t>(rows * network_->output_width()));
     std::vector<LayerTap> taps;
     for (size_t i = 0; i < layers; ++i) {
-      taps.push_back({.layer = static_cast<int32_t>(i), .out = View(result[i])});
+      taps.push_back({.layer = static_cast<int32_t>(i),
+                      .out = MatrixView<float>(result[i].data(), rows, network_->hidden_size())});
     }
     network_->Forward(layout, cache_, View(result.back()), taps);
     return result;
@@ -67,7 +71,7 @@ class CpuNetwork {
 
   /// Of rows of hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(std::vector<float> hidden) {
-    const auto rows = static_cast<int64_t>(hidden.size()) / network_->hidden_size();
+    const auto rows = static_cast<int64_t>(hidden.size()) / network_->output_width();
     std::vector<float> logits(static_cast<size_t>(rows * network_->vocab_size()));
     std::vector<int32_t> numbers(static_cast<size_t>(rows));
     std::iota(numbers.begin(), numbers.end(), 0);
@@ -78,7 +82,7 @@ class CpuNetwork {
 
  private:
   MatrixView<float> View(std::vector<float>& rows) const {
-    const int64_t width = network_->hidden_size();
+    const int64_t width = network_->output_width();
     return {rows.data(), static_cast<int64_t>(rows.size()) / width, width};
   }
 
@@ -132,7 +136,8 @@ class TestNetwork {
 
   Network& model() { return *model_; }
   const CudaOps& ops() const { return ops_; }
-  int64_t hidden_size() const { return model_->hidden_size(); }
+  /// Columns of hidden rows.
+  int64_t output_width() const { return model_->output_width(); }
 
   /// Of caches with full history in blocks of so many tokens.
   std::vector<CacheGroupSpec> Groups(int32_t block_size, DType type) const {
@@ -146,7 +151,7 @@ class TestNetwork {
   /// Called with the residual stream after each layer, float32 [rows, hidden].
   using Observer = std::function<void(int64_t layer, const std::vector<float>& x)>;
 
-  /// bf16 [rows, hidden].
+  /// bf16 [rows, output width].
   std::vector<uint16_t> Forward(const BatchLayout& layout, KvCache& cache,
                                 const Observer& observer = nullptr) {
     const int64_t rows = layout.num_rows();
@@ -154,10 +159,10 @@ class TestNetwork {
     std::vector<LayerTap> taps;
     const int64_t num_layers = observer ? model_->config().num_hidden_layers() : 0;
     for (int64_t i = 0; i < num_layers; ++i) {
-      layers.emplace_back(ops_, DType::kF32, rows, hidden_size());
+      layers.emplace_back(ops_, DType::kF32, rows, model_->hidden_size());
       taps.push_back({.layer = static_cast<int32_t>(i), .out = layers.back().view()});
     }
-    const DeviceRows hidden(ops_, DType::kBF16, rows, hidden_size());
+    const DeviceRows hidden(ops_, DType::kBF16, rows, output_width());
     model_->Forward(layout, cache, hidden.view(), taps);
     for (int64_t i = 0; i < num_layers; ++i) {
       observer(i, layers[static_cast<size_t>(i)].Download<float>());
@@ -167,7 +172,7 @@ class TestNetwork {
 
   std::vector<uint16_t> ForwardMtp(int m, const BatchLayout& layout, KvCache& cache,
                                    const std::vector<uint16_t>& previous) {
-    DeviceRows rows(ops_, DType::kBF16, layout.num_rows(), hidden_size());
+    DeviceRows rows(ops_, DType::kBF16, layout.num_rows(), output_width());
     rows.Upload(previous);
     model_->ForwardMtp(m, layout, cache, rows.view(), rows.view());
     return rows.Download<uint16_t>();
@@ -175,8 +180,8 @@ class TestNetwork {
 
   /// Of rows of bf16 hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(const std::vector<uint16_t>& hidden) {
-    const int64_t rows = static_cast<int64_t>(hidden.size()) / hidden_size();
-    DeviceRows from(ops_, DType::kBF16, rows, hidden_size());
+    const int64_t rows = static_cast<int64_t>(hidden.size()) / output_width();
+    DeviceRows from(ops_, DType::kBF16, rows, output_width());
     from.Upload(hidden);
     const DeviceRows logits(ops_, DType::kF32, rows, model_->vocab_size());
     std::vector<int32_t> numbers(static_cast<size_t>(rows));

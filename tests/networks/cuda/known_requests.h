@@ -91,7 +91,7 @@ class KnownRun {
     for (size_t i = 0; i < requests.size(); ++i) {
       rows_[i].resize(kinds);
       for (auto& rows : rows_[i]) {
-        rows.resize(static_cast<size_t>(requests[i].length * network.hidden_size()));
+        rows.resize(static_cast<size_t>(requests[i].length * network.output_width()));
       }
     }
   }
@@ -158,7 +158,7 @@ class KnownRun {
   }
 
   void Keep(const std::vector<Piece>& pieces, size_t kind, const std::vector<uint16_t>& hidden) {
-    const int64_t width = network_.hidden_size();
+    const int64_t width = network_.output_width();
     for (const RequestRows& rows : layout_.requests()) {
       const Piece& piece = pieces[static_cast<size_t>(rows.work_index)];
       std::copy_n(hidden.begin() + rows.first_row * width, rows.query_length * width,

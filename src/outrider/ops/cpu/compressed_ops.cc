@@ -18,8 +18,9 @@ namespace {
 
 /// Adds the token rows of [begin, end) to a running softmax per channel: values from `offset` on,
 /// gates channels() behind them. max, sum and out are [width].
-void PoolTokens(const CompressorShape& shape, const CompressArgs& args, const AttentionSpan& span,
-                int32_t begin, int32_t end, int32_t offset, float* max, float* sum, float* out) {
+void PoolTokens(const CompressArgs& args, const AttentionSpan& span, int32_t begin, int32_t end,
+                int32_t offset, float* max, float* sum, float* out) {
+  const CompressorShape& shape = args.shape;
   for (int32_t position = begin; position < end; ++position) {
     const int64_t slot = EntrySlot(args.tokens, span.block_table, position);
     const float* values = LoadFloats(args.tokens, slot, nullptr) + offset;
@@ -52,18 +53,40 @@ void FinishEntry(const CompressorShape& shape, const float* norm, const float* c
 
 }  // namespace
 
-void CpuOps::AddPositionBias(const Context& /*context*/, const StepInputs& inputs,
-                             const float* bias, int32_t ratio, Tensor x) const {
-  const MatrixView<float> rows = x.floats();
-  const std::span<const int32_t> positions = Cast(inputs).positions();
-  for (int64_t r = 0; r < rows.rows; ++r) {
-    const float* of_slot = bias + positions[static_cast<size_t>(r)] % ratio * rows.cols;
-    for (int64_t i = 0; i < rows.cols; ++i) rows.row(r)[i] += of_slot[i];
+void CpuOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
+                             const WindowRowArgs& args) const {
+  if (args.q.rows > 0) Norm(context, args.q, args.q_norm, args.norm_eps, args.q_out);
+  Norm(context, args.kv, args.norm, args.norm_eps, args.kv);
+  const auto rope = static_cast<int32_t>(2 * args.rotary.cos.cols);
+  Rotate(context, args.kv, 1, args.cache.width - rope, args.rotary);
+  WriteEntries(context, inputs, args.kv, args.cache);
+}
+
+void CpuOps::Compress(const Context& context, const StepInputs& inputs,
+                      std::span<const CompressArgs> compressors) const {
+  for (const CompressArgs& args : compressors) {
+    WriteStates(context, inputs, args);
+    WritePooled(context, inputs, args);
   }
 }
 
-void CpuOps::Compress(const Context& context, const CompressorShape& shape,
-                      const StepInputs& inputs, const CompressArgs& args) const {
+void CpuOps::WriteStates(const Context& context, const StepInputs& inputs,
+                         const CompressArgs& args) const {
+  const int32_t channels = args.shape.channels();
+  OUTRIDER_CHECK(args.rows.cols == 2 * channels);
+  const MatrixView<float> gates = args.rows.Columns(channels, channels).floats();
+  const std::span<const int32_t> positions = Cast(inputs).positions();
+  for (int64_t r = 0; r < gates.rows; ++r) {
+    const int32_t place = positions[static_cast<size_t>(r)] % args.shape.ratio;
+    const float* of_place = args.bias + int64_t{place} * channels;
+    for (int32_t i = 0; i < channels; ++i) gates.row(r)[i] += of_place[i];
+  }
+  WriteEntries(context, inputs, args.rows, args.tokens);
+}
+
+void CpuOps::WritePooled(const Context& context, const StepInputs& inputs,
+                         const CompressArgs& args) const {
+  const CompressorShape& shape = args.shape;
   OUTRIDER_CHECK(args.tokens.width == 2 * shape.channels() && args.entries.width == shape.width);
   OUTRIDER_CHECK(args.tokens.dtype == DType::kF32);
   const auto half = static_cast<size_t>(shape.rope / 2);
@@ -85,9 +108,9 @@ void CpuOps::Compress(const Context& context, const CompressorShape& shape,
     const int32_t end = position + 1;
     const int32_t first = end - shape.ratio;
     if (shape.overlaps && first > 0) {
-      PoolTokens(shape, args, span, first - shape.ratio, first, 0, max, sum, out);
+      PoolTokens(args, span, first - shape.ratio, first, 0, max, sum, out);
     }
-    PoolTokens(shape, args, span, first, end, shape.overlaps ? shape.width : 0, max, sum, out);
+    PoolTokens(args, span, first, end, shape.overlaps ? shape.width : 0, max, sum, out);
     for (size_t i = 0; i < width; ++i) out[i] /= sum[i];
     FillAngles(first, args.frequencies, args.magnitude, cos, sin);
     FinishEntry(shape, args.norm, cos, sin, out);
@@ -159,6 +182,9 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
                                             .most_entries = most,
                                             .out = args.out.floats(),
                                             .list = list});
+  if (args.back == nullptr) return;
+  const auto rope = static_cast<int32_t>(2 * args.back->cos.cols);
+  Rotate(context, args.out, args.heads, dim - rope, *args.back);
 }
 
 }  // namespace outrider::cpu

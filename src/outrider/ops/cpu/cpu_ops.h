@@ -80,8 +80,8 @@ class CpuOps : public Ops,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
                        const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
-                              const StepInputs& inputs, int32_t first_row, Tensor logits,
-                              const int32_t* table) const override;
+                              const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                              Tensor logits, const int32_t* table) const override;
   void ReadChosen(const Routing& routing, ChosenExperts chosen) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
@@ -107,10 +107,11 @@ class CpuOps : public Ops,
                        const StepInputs& inputs, const AttentionArgs& args) const override;
   void PerHeadAttention(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const AttentionArgs& args) const override;
-  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                 float eps) const override;
+  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight, float eps,
+                 const Rotary* rotary) const override;
+  /// Writes one cache entry per row as it is.
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
-                    LayerCache cache) const override;
+                    LayerCache cache) const;
   void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const HeadEntryArgs& args) const override;
 
@@ -121,18 +122,16 @@ class CpuOps : public Ops,
   void SelectedAttention(const Context& context, const StepInputs& inputs,
                          const SelectedAttentionArgs& args) const override;
 
-  void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
-                       int32_t ratio, Tensor x) const override;
-  void Compress(const Context& context, const CompressorShape& shape, const StepInputs& inputs,
-                const CompressArgs& args) const override;
+  void WriteWindowRows(const Context& context, const StepInputs& inputs,
+                       const WindowRowArgs& args) const override;
+  void Compress(const Context& context, const StepInputs& inputs,
+                std::span<const CompressArgs> compressors) const override;
   void CompressedAttention(const Context& context, const StepInputs& inputs,
                            const CompressedAttentionArgs& args) const override;
   void HyperMix(const Context& context, const HyperShape& shape,
                 const HyperMixArgs& args) const override;
-  void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights_of_rows,
-                Tensor y_rows, Tensor stream_rows) const override;
-  void HyperContract(const Context& context, const HyperShape& shape,
-                     const HyperMixArgs& args) const override;
+  void HyperAdd(const Context& context, const HyperShape& shape, const HyperAddArgs& args,
+                Tensor stream_rows) const override;
   void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
                  Tensor mean) const override;
   void DeltaAttention(const Context& context, const DeltaShape& shape, const StepInputs& inputs,
@@ -142,6 +141,10 @@ class CpuOps : public Ops,
 
  private:
   void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;
+  void WriteStates(const Context& context, const StepInputs& inputs,
+                   const CompressArgs& args) const;
+  void WritePooled(const Context& context, const StepInputs& inputs,
+                   const CompressArgs& args) const;
 
   Compute ComputeOf(const Context& context) const {
     return {kernels_, *context.pool, context.arena, context.operand_dtype};

@@ -28,6 +28,9 @@ class CpuWeightLoader : public WeightLoader {
                const WeightCut& cut) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void StreamMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override {
+    ExactMatrix(out, name, rows, cols);
+  }
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;

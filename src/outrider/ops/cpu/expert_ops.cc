@@ -110,7 +110,8 @@ const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec,
 }
 
 const Routing& CpuOps::RouteByToken(const Context& context, const RouterSpec& spec,
-                                    const StepInputs& inputs, int32_t first_row, Tensor logits,
+                                    const StepInputs& inputs, int32_t first_row,
+                                    const ExpertWeights& /*w*/, Tensor logits,
                                     const int32_t* table) const {
   OUTRIDER_CHECK(first_row + logits.rows <= inputs.num_rows());
   const std::span<const int32_t> token_ids = cpu::Cast(inputs).token_ids().subspan(

@@ -1,5 +1,6 @@
 // CpuOps: hyper-connections, in plain float32. Rows are independent.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "outrider/base/rounded_exp.h"
@@ -56,39 +57,46 @@ void Sinkhorn(const HyperShape& shape, float* c) {
 
 void CpuOps::HyperMix(const Context& context, const HyperShape& shape,
                       const HyperMixArgs& args) const {
+  if (args.add.y.rows > 0) HyperAdd(context, shape, args.add, args.streams);
   const int32_t n = shape.streams;
-  const MatrixView<float> streams = args.streams.floats();
-  const MatrixView<float> sums = args.sums.floats();
-  const MatrixView<float> mixture = args.mixture.floats();
-  const MatrixView<float> weights = args.weights.floats();
-  OUTRIDER_CHECK(streams.cols == n * mixture.cols && sums.cols == (2 + n) * n);
-  OUTRIDER_CHECK(weights.cols == (1 + n) * n && sums.rows == streams.rows);
+  const bool mixes = args.weights.cols > 0;
   const Scratch::Frame frame(context.arena);
+  const MatrixView<float> streams = args.streams.floats();
+  const MatrixView<float> sums = context.arena.Matrix(streams.rows, args.fn->rows);
+  Multiply(context,
+           std::array{Product{.x = args.streams, .w = args.fn, .y = sums, .float32 = true}});
+  const MatrixView<float> mixture = args.mixture.floats();
+  OUTRIDER_CHECK(streams.cols == n * mixture.cols && sums.cols == (mixes ? (2 + n) * n : n));
+  OUTRIDER_CHECK(!mixes || (args.weights.cols == (1 + n) * n && args.weights.rows == streams.rows));
   const MatrixView<float> pre_weights = context.arena.Matrix(streams.rows, n);
   context.pool->ParallelFor(streams.rows, [&](int64_t r, int /*thread*/) {
     const float* x = streams.row(r);
     const float inverse = InverseNorm(x, streams.cols, shape.norm_eps);
     const float* m = sums.row(r);
     float* pre = pre_weights.row(r);
-    float* post = weights.row(r);
-    float* comb = post + n;
     for (int32_t i = 0; i < n; ++i) {
       pre[i] = Sigmoid(m[i] * inverse * args.scale[0] + args.base[i]) + shape.eps;
+    }
+    MixStreams(pre, n, x, mixture.cols, mixture.row(r));
+    if (!mixes) return;
+    float* post = args.weights.floats().row(r);
+    float* comb = post + n;
+    for (int32_t i = 0; i < n; ++i) {
       post[i] = 2 * Sigmoid(m[n + i] * inverse * args.scale[1] + args.base[n + i]);
     }
     for (int32_t i = 0; i < n * n; ++i) {
       comb[i] = m[2 * n + i] * inverse * args.scale[2] + args.base[2 * n + i];
     }
     Sinkhorn(shape, comb);
-    MixStreams(pre, n, x, mixture.cols, mixture.row(r));
   });
+  if (args.norm != nullptr) Norm(context, args.mixture, args.norm, shape.norm_eps, args.mixture);
 }
 
-void CpuOps::HyperAdd(const Context& context, const HyperShape& shape, Tensor weights_of_rows,
-                      Tensor y_rows, Tensor stream_rows) const {
+void CpuOps::HyperAdd(const Context& context, const HyperShape& shape, const HyperAddArgs& args,
+                      Tensor stream_rows) const {
   const int32_t n = shape.streams;
-  const MatrixView<float> weights = weights_of_rows.floats();
-  const MatrixView<float> y = y_rows.floats();
+  const MatrixView<float> weights = args.weights.floats();
+  const MatrixView<float> y = args.y.floats();
   const MatrixView<float> streams = stream_rows.floats();
   OUTRIDER_CHECK(streams.cols == n * y.cols && weights.cols == (1 + n) * n);
   const int64_t width = y.cols;
@@ -107,23 +115,6 @@ void CpuOps::HyperAdd(const Context& context, const HyperShape& shape, Tensor we
         for (int64_t i = 0; i < width; ++i) to[i] += weight * old[j * width + i];
       }
     }
-  });
-}
-
-void CpuOps::HyperContract(const Context& context, const HyperShape& shape,
-                           const HyperMixArgs& args) const {
-  const int32_t n = shape.streams;
-  const MatrixView<float> streams = args.streams.floats();
-  const MatrixView<float> sums = args.sums.floats();
-  const MatrixView<float> mixture = args.mixture.floats();
-  OUTRIDER_CHECK(streams.cols == n * mixture.cols && sums.cols == n);
-  context.pool->ParallelFor(streams.rows, [&](int64_t r, int /*thread*/) {
-    const float inverse = InverseNorm(streams.row(r), streams.cols, shape.norm_eps);
-    float* pre = sums.row(r);
-    for (int32_t i = 0; i < n; ++i) {
-      pre[i] = Sigmoid(pre[i] * inverse * args.scale[0] + args.base[i]) + shape.eps;
-    }
-    MixStreams(pre, n, streams.row(r), mixture.cols, mixture.row(r));
   });
 }
 

@@ -1,7 +1,6 @@
 #include "outrider/ops/cpu/router.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -23,9 +22,7 @@ void Score(RouterScoring scoring, float* row, int64_t n) {
     return;
   }
   if (scoring == RouterScoring::kSqrtSoftplus) {
-    for (int64_t i = 0; i < n; ++i) {
-      row[i] = std::sqrt(std::max(row[i], 0.0F) + std::log1p(RoundedExp(-std::fabs(row[i]))));
-    }
+    for (int64_t i = 0; i < n; ++i) row[i] = RootOfSoftplus(row[i]);
     return;
   }
   const float max = *std::max_element(row, row + n);

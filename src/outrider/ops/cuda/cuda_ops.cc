@@ -70,6 +70,7 @@ void CudaOps::ForgetPlan() const {
   for (auto& [key, work] : gqa_work_) work.planned_serial = 0;
   for (auto& [key, plan] : sparse_plans_) plan.planned_serial = 0;
   for (auto& [key, work] : listed_work_) work.planned_serial = 0;
+  for (auto& [key, work] : compressed_work_) work.rows_serial = work.planned_serial = 0;
 }
 
 void CudaOps::WaitForResults() const {
@@ -279,7 +280,10 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
                           Tensor y) const {
-  OUTRIDER_CHECK(p.groups == 1);
+  if (p.groups > 1) {
+    MultiplyGroups(context, p, w);
+    return;
+  }
   OUTRIDER_CHECK(w.gate_up == p.silu_mul && w.k == p.x.cols);
   const Scratch::Frame frame(context.arena);
   const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
@@ -298,6 +302,28 @@ void CudaOps::MultiplyOne(const Context& context, const Product& p, const Packed
   params.limits = {.silu = p.limit, .up = p.limit};
   MatMul(params, stream_);
   results.Finish();
+}
+
+void CudaOps::MultiplyGroups(const Context& context, const Product& p,
+                             const PackedWeight& w) const {
+  // Rows of a weight are packed in units of 64, one after another.
+  const int rows = w.n / p.groups;
+  OUTRIDER_CHECK(w.n % p.groups == 0 && rows % 64 == 0 && p.x.cols == int64_t{p.groups} * w.k);
+  const Scratch::Frame frame(context.arena);
+  const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
+  for (int g = 0; g < p.groups; ++g) {
+    PackedWeight part = w;
+    part.n = rows;
+    part.data = static_cast<const std::byte*>(w.data) + PackedUnitBytes(w.format, g * rows, w.k);
+    if (w.scales != nullptr) {
+      part.scales = reinterpret_cast<decltype(w.scales)>(
+          reinterpret_cast<const std::byte*>(w.scales) + PackedScaleBytes(w.format, g * rows, w.k));
+    }
+    Product product = p;
+    product.groups = 1;
+    product.x = x.Columns(int64_t{g} * w.k, w.k);
+    MultiplyOne(context, product, part, p.y.Columns(int64_t{g} * rows, rows));
+  }
 }
 
 void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,

@@ -15,6 +15,8 @@
 #include <tuple>
 #include <utility>
 
+#include "outrider/kernels/cuda/compressed/compressed_attention.h"
+#include "outrider/kernels/cuda/compressed/compressed_rows.h"
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
@@ -23,10 +25,12 @@
 #include "outrider/kernels/cuda/prompt/prompt_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
 #include "outrider/ops/cuda/step_results.h"
+#include "outrider/ops/hyper.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
@@ -38,7 +42,14 @@ namespace outrider::cuda {
 /// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time. Calls launch work and return; those that give results to the host wait for them. Their
 /// context's operand type is bfloat16. Throws Error for what CUDA says.
-class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, public SparseOps {
+class CudaOps : public Ops,
+                public MlaOps,
+                public MoeOps,
+                public PerHeadOps,
+                public SparseOps,
+                public CompressedOps,
+                public HyperOps,
+                public TokenRouterOps {
  public:
   /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
@@ -69,12 +80,18 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   int64_t memory_version() const { return memory_version_; }
   /// The next attention plans anew.
   void ForgetPlan() const;
+  /// Plans that compressed attention has made so far: one of rows and one of work per kind and
+  /// step.
+  int64_t compressed_plans() const { return compressed_plans_; }
 
   std::string_view name() const override { return "cuda"; }
   const MlaOps* mla() const override { return this; }
   const MoeOps* moe() const override { return this; }
   const PerHeadOps* per_head() const override { return this; }
   const SparseOps* sparse() const override { return this; }
+  const CompressedOps* compressed() const override { return this; }
+  const HyperOps* hyper() const override { return this; }
+  const TokenRouterOps* token_router() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -127,6 +144,9 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
                        const float* bias) const override;
+  const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                              const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                              Tensor logits, const int32_t* table) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;
@@ -158,6 +178,21 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   void SelectedAttention(const Context& context, const StepInputs& inputs,
                          const SelectedAttentionArgs& args) const override;
 
+  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight, float eps,
+                 const Rotary* rotary) const override;
+  void WriteWindowRows(const Context& context, const StepInputs& inputs,
+                       const WindowRowArgs& args) const override;
+  void Compress(const Context& context, const StepInputs& inputs,
+                std::span<const CompressArgs> compressors) const override;
+  void CompressedAttention(const Context& context, const StepInputs& inputs,
+                           const CompressedAttentionArgs& args) const override;
+  void HyperMix(const Context& context, const HyperShape& shape,
+                const HyperMixArgs& args) const override;
+  void HyperAdd(const Context& context, const HyperShape& shape, const HyperAddArgs& args,
+                Tensor streams) const override;
+  void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
+                 Tensor mean) const override;
+
  protected:
   /// MlaDecodeParams::relaxed, for measurements of what exactness costs.
   virtual bool relaxed_attention() const { return false; }
@@ -169,6 +204,7 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   void ReserveResults(size_t num_tokens, size_t bytes) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
+  void MultiplyGroups(const Context& context, const Product& product, const PackedWeight& w) const;
 
   /// The routed pairs of the layer that was routed last.
   struct CudaRouting : Routing {
@@ -218,6 +254,30 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
     int planned_count = 0;
   };
   ListedWork& ListedWorkOf(int heads, int rows, int top_k) const;
+  /// What the rows of a step read in compressed attention of one kind, and the work space of the
+  /// attention over it.
+  struct CompressedKind {
+    int heads = 0;
+    int window = 0;
+    int ratio = 0;
+    int top_k = 0;  // 0: all entries
+    bool in_blocks = false;
+    auto operator<=>(const CompressedKind&) const = default;
+  };
+  struct CompressedWork {
+    int max_rows = 0;
+    DeviceMemory rows_memory;
+    CompressedRows rows;
+    ListedAttentionLimits limits = {};
+    DeviceMemory memory;
+    uint64_t rows_serial = 0;  // of the inputs that `rows` are of
+    uint64_t planned_serial = 0;
+    int planned_first = 0;
+    int planned_count = 0;
+  };
+  /// Rows of a kind, planned once for all layers of a step.
+  CompressedWork& CompressedWorkOf(const CompressedKind& kind, const StepInputs& inputs,
+                                   const LayerCache& window) const;
   /// Attention of prompts: it is being made, then it is there.
   struct Prepared {
     std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
@@ -249,6 +309,8 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps, pub
   mutable const SparsePlan* selected_rows_ = nullptr;  // of the last SelectEntries
   // Heads, top k.
   mutable std::map<std::pair<int, int>, ListedWork> listed_work_;
+  mutable std::map<CompressedKind, CompressedWork> compressed_work_;
+  mutable int64_t compressed_plans_ = 0;
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
   mutable std::map<PromptKey, Prepared> prompt_attention_;

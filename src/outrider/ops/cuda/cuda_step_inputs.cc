@@ -154,10 +154,14 @@ const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
   while (groups_.size() <= index) groups_.emplace_back();
   Group& group = groups_[index];
+  // On one path the layers of a group may have entries of several ratios: blocks of some tokens
+  // have fewer entries.
   const int64_t step = HasOnePath() ? 1 : BlockStep(cache);
-  if (group.block_step != step || group.block_size != cache.block_size) {
+  const int32_t block_size =
+      HasOnePath() ? layout_->groups()[index].tokens_per_block : cache.block_size;
+  if (group.block_step != step || group.block_size != block_size) {
     group.block_step = step;
-    group.block_size = cache.block_size;
+    group.block_size = block_size;
     Copy();
   }
   return group.inputs;

@@ -99,7 +99,7 @@ class CudaStepInputs : public StepInputs {
   struct Group {
     // The geometry of its layers; 0: not known yet.
     int64_t block_step = 0;
-    int32_t block_size = 0;
+    int32_t block_size = 0;  // tokens
     CacheInputs inputs;
     size_t slots_at = 0;
     RequestArrays decode_at = {};

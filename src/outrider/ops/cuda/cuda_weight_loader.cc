@@ -262,16 +262,33 @@ void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t
       });
 }
 
-// Of networks that do not run on the GPU (hopper_support.h).
-
-void CudaWeightLoader::Values(const float** /*out*/, const std::string& name, int64_t /*rows*/,
-                              int64_t /*cols*/) {
-  OUTRIDER_CHECK(false, "{} on the GPU", name);
+void CudaWeightLoader::StreamMatrix(Weight* out, const std::string& name, int64_t rows,
+                                    int64_t cols) {
+  CudaFloats* const packed = &memory_->floats.emplace_back();
+  *out = {rows, cols, packed};
+  Values(&packed->values, name, rows, cols);
 }
 
-void CudaWeightLoader::Integers(const int32_t** /*out*/, const std::string& name, int64_t /*rows*/,
-                                int64_t /*cols*/, int64_t /*limit*/) {
-  OUTRIDER_CHECK(false, "{} on the GPU", name);
+void CudaWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
+                              int64_t cols) {
+  Declare(
+      {{name, {rows, cols}}},
+      [rows, cols](WeightSizes& sizes) {
+        sizes[DType::kF32] += rows * cols * static_cast<int64_t>(sizeof(float));
+      },
+      [out, name, rows, cols](TensorUpload& upload) { *out = upload.Values(name, rows, cols); });
+}
+
+void CudaWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,
+                                int64_t cols, int64_t limit) {
+  Declare(
+      {{.name = name, .shape = {rows, cols}, .holds_integers = true}},
+      [rows, cols](WeightSizes& sizes) {
+        sizes[DType::kI32] += rows * cols * static_cast<int64_t>(sizeof(int32_t));
+      },
+      [out, name, rows, cols, limit](TensorUpload& upload) {
+        *out = upload.Integers(name, rows, cols, limit);
+      });
 }
 
 void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) {

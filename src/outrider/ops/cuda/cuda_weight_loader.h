@@ -34,6 +34,7 @@ class CudaWeightLoader : public WeightLoader {
   void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void StreamMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
@@ -62,6 +63,7 @@ class CudaWeightLoader : public WeightLoader {
     std::vector<DeviceMemory> bytes;
     std::deque<PackedWeight> matrices;
     std::deque<CudaTable> tables;
+    std::deque<CudaFloats> floats;
     std::deque<CudaKvUp> kv_ups;
     std::deque<CudaExperts> experts;
   };

@@ -10,6 +10,11 @@ struct CudaTable {
   const void* rows = nullptr;  // bf16 [rows, cols]
 };
 
+/// A matrix of float32 values as they are (WeightLoader::StreamMatrix).
+struct CudaFloats {
+  const float* values = nullptr;  // [rows, cols]
+};
+
 struct CudaKvUp {
   PackedWeight kv_up;              // kv_b_proj [heads * (P + V), L], bf16: expands keys
   const void* key_up_t = nullptr;  // bf16 [heads, L, P]: absorbs queries
@@ -29,6 +34,10 @@ struct CudaExperts {
 
 inline const PackedWeight& Packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.packed);
+}
+/// Of a weight of WeightLoader::StreamMatrix.
+inline const float* FloatsOf(const Weight& w) {
+  return static_cast<const CudaFloats*>(w.packed)->values;
 }
 inline const CudaTable& Packed(const TokenTable& w) {
   return *static_cast<const CudaTable*>(w.packed);

@@ -19,6 +19,28 @@ GateUpLimits Limits(float limit, bool limits_gate) {
   return {.gate = limits_gate ? limit : kNone, .silu = limits_gate ? kNone : limit, .up = limit};
 }
 
+ExpertScores ScoresOf(RouterScoring scoring) {
+  switch (scoring) {
+    case RouterScoring::kSoftmax:
+      return ExpertScores::kSoftmax;
+    case RouterScoring::kSigmoid:
+      return ExpertScores::kSigmoid;
+    case RouterScoring::kSqrtSoftplus:
+      return ExpertScores::kRootOfSoftplus;
+  }
+  OUTRIDER_CHECK(false);
+}
+
+/// Logits as the router reads them: float32 rows that follow each other.
+const float* DenseLogits(const Context& context, Tensor logits, cudaStream_t stream) {
+  if (logits.dtype == DType::kF32 && logits.stride == logits.cols) {
+    return static_cast<const float*>(logits.data);
+  }
+  auto* const dense = context.arena.Take<float>(logits.rows * logits.cols);
+  CopyTensor(logits, Tensor(dense, logits.rows, logits.cols), stream);
+  return dense;
+}
+
 /// Whether there is a shared MLP that is none of the experts.
 bool IsApart(const ExpertWeights& w) { return Packed(w).shared_gate_up.n > 0; }
 
@@ -66,8 +88,7 @@ ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterS
   params.experts = static_cast<int>(spec.experts);
   params.top_k = static_cast<int>(spec.top_k);
   params.shared_experts = shared;
-  params.scores =
-      spec.scoring == RouterScoring::kSigmoid ? ExpertScores::kSigmoid : ExpertScores::kSoftmax;
+  params.scores = ScoresOf(spec.scoring);
   if (spec.method != RouterMethod::kGreedy) {
     params.num_groups = static_cast<int>(spec.groups);
     params.top_groups = static_cast<int>(spec.top_groups);
@@ -86,13 +107,24 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   OUTRIDER_CHECK(first_row == 0);
   ExpertRouterParams params = PrepareRouting(context, spec, inputs, logits.rows, w);
   const Scratch::Frame frame(context.arena);
-  Tensor scores = logits;
-  if (logits.dtype != DType::kF32 || logits.stride != logits.cols) {
-    scores = Tensor(context.arena.Take<float>(logits.rows * logits.cols), logits.rows, logits.cols);
-    CopyTensor(logits, scores, stream_);
-  }
-  params.logits = static_cast<const float*>(scores.data);
+  params.logits = DenseLogits(context, logits, stream_);
   params.bias = bias;
+  CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
+  return routing_;
+}
+
+const Routing& CudaOps::RouteByToken(const Context& context, const RouterSpec& spec,
+                                     const StepInputs& inputs, int32_t first_row,
+                                     const ExpertWeights& w, Tensor logits,
+                                     const int32_t* table) const {
+  OUTRIDER_CHECK(first_row == 0);
+  ExpertRouterParams params = PrepareRouting(context, spec, inputs, logits.rows, w);
+  const Scratch::Frame frame(context.arena);
+  params.logits = DenseLogits(context, logits, stream_);
+  params.table = table;
+  params.tokens = Cast(inputs).token_ids();
+  params.kept_tokens = results_.tokens();
+  params.num_kept = static_cast<int>(results_.num_tokens());
   CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
   return routing_;
 }

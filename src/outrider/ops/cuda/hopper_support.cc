@@ -113,8 +113,44 @@ std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
 }
 
-std::vector<Rule<LayerSpec>> MakeLayerRules() {
+/// Of what DeepSeek-V4 alone asks for.
+Taken OfV4() { return kHopperRunsV4 ? Taken::Yes() : Taken::No(); }
+
+/// Of DeepSeek-V4's numbers.
+std::vector<Rule<LayerSpec>> V4Rules() {
   return {
+      {"heads of compressed attention", NumberOf<&CompressedSpec::heads>::In, Taken::UpTo(128)},
+      {"width of a compressed entry", NumberOf<&CompressedSpec::head_dim>::In, Taken::Only(512)},
+      {"rotated values of a compressed entry",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (AttentionOf<CompressedSpec>(s) == nullptr) return std::nullopt;
+         return s.rotary.dims;
+       },
+       Taken::Only(kHopperRotary)},
+      {"compress_ratios", NumberOf<&CompressedSpec::ratio>::In, Taken::Numbers({0, 4, 128})},
+      {"o_lora_rank", NumberOf<&CompressedSpec::output_rank>::In, Taken::Multiples(64)},
+      {"index heads of compressed attention", NumberOf<&CompressedSpec::index_heads>::In,
+       Taken::Numbers({0, 8, 16, 32, 64})},
+      {"width of a compressed index key",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         const auto* a = AttentionOf<CompressedSpec>(s);
+         if (a == nullptr || a->index_heads == 0) return std::nullopt;
+         return a->index_dim;
+       },
+       Taken::Only(kHopperIndexDim)},
+      {"chosen compressed entries", NumberOf<&CompressedSpec::index_top_k>::In,
+       Taken::UpTo(kHopperChosen)},
+      {"hc_mult",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (s.residual.streams == 1) return std::nullopt;
+         return s.residual.streams;
+       },
+       Taken::Only(4)},
+  };
+}
+
+std::vector<Rule<LayerSpec>> MakeLayerRules() {
+  std::vector<Rule<LayerSpec>> rules = {
       {"latent attention (MLA)",
        [](const LayerSpec& s) { return If(AttentionOf<MlaSpec>(s) != nullptr); }, Taken::Yes()},
       {"grouped-query attention (Step-3.5)",
@@ -122,8 +158,7 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
       {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
        [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); }, Taken::Yes()},
       {"attention to compressed entries (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
-       Taken::No()},
+       [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); }, OfV4()},
       {"linear attention (Kimi-Linear, Ling-3.0)",
        [](const LayerSpec& s) { return If(AttentionOf<KdaSpec>(s) != nullptr); }, Taken::No()},
       {"gated heads of latent attention (Ling-3.0)",
@@ -133,11 +168,11 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        },
        Taken::No()},
       {"hyper-connections (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::No()},
+       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, OfV4()},
       {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },
        Taken::Yes()},
       {"experts by token (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, Taken::No()},
+       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, OfV4()},
       {"kv_lora_rank", NumberOf<&MlaSpec::latent>::In, Taken::Only(kHopperLatent)},
       {"qk_rope_head_dim", NumberOf<&MlaSpec::rope>::In, Taken::Only(kHopperRotary)},
       {"num_attention_heads", NumberOf<&MlaSpec::heads>::In, Taken::UpTo(128),
@@ -179,12 +214,17 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
          if (s.moe() == nullptr) return std::nullopt;
          return ScoringName(s.moe()->router.scoring);
        },
-       Taken::Names({"softmax", "sigmoid"})},
+       kHopperRunsV4 ? Taken::Names({"softmax", "sigmoid", "sqrtsoftplus"})
+                     : Taken::Names({"softmax", "sigmoid"})},
       {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
       {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
       {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
       {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
   };
+  if (kHopperRunsV4) {
+    for (const Rule<LayerSpec>& rule : V4Rules()) rules.push_back(rule);
+  }
+  return rules;
 }
 
 }  // namespace

@@ -167,12 +167,42 @@ const float* TensorUpload::Vector(const std::string& name, int64_t size, float a
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
   for (float& value : values) value += added;
-  void* const to = Take(values.size() * sizeof(float));
+  return Bring(values);
+}
+
+const float* TensorUpload::Values(const std::string& name, int64_t rows, int64_t cols) {
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  source_.Open({name, {rows, cols}})->ReadRows(0, rows, values.data());
+  return Bring(values);
+}
+
+const int32_t* TensorUpload::Integers(const std::string& name, int64_t rows, int64_t cols,
+                                      int64_t limit) {
+  OUTRIDER_CHECK(limit > 0 && limit <= 1 << 24, "floats hold the integers");
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  const ExpectedTensor expected = {.name = name, .shape = {rows, cols}, .holds_integers = true};
+  source_.Open(expected)->ReadRows(0, rows, values.data());
+  std::vector<int32_t> integers;
+  integers.reserve(values.size());
+  for (const float value : values) {
+    if (value < 0 || value >= static_cast<float>(limit)) {
+      const auto at = static_cast<int64_t>(integers.size());
+      throw InvalidArgument("{}: {} holds {} in row {}, column {}; 0 to {} is needed",
+                            source_.where(), name, value, at / cols, at % cols, limit - 1);
+    }
+    integers.push_back(static_cast<int32_t>(value));
+  }
+  return Bring(integers);
+}
+
+template <typename T>
+const T* TensorUpload::Bring(const std::vector<T>& values) {
+  void* const to = Take(values.size() * sizeof(T));
   // The copy from pageable memory has read it when it returns.
-  CheckCuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(float),
-                            cudaMemcpyHostToDevice, stream_),
+  CheckCuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice,
+                            stream_),
             "copying weights to the device");
-  return static_cast<const float*>(to);
+  return static_cast<const T*>(to);
 }
 
 const void* TensorUpload::Plain(const TensorPart& part) {

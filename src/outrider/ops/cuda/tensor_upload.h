@@ -27,6 +27,10 @@ class TensorUpload {
 
   /// float32 values of a vector, each plus `added`.
   const float* Vector(const std::string& name, int64_t size, float added = 0);
+  /// float32 [rows, cols].
+  const float* Values(const std::string& name, int64_t rows, int64_t cols);
+  /// Integers [rows, cols]. Throws Error for those outside 0 to limit - 1.
+  const int32_t* Integers(const std::string& name, int64_t rows, int64_t cols, int64_t limit);
   /// bf16 [rows, cols].
   const void* Plain(const TensorPart& part);
   /// Parts of as many columns, stacked.
@@ -52,6 +56,9 @@ class TensorUpload {
 
  private:
   OpenPart Open(const TensorPart& part) const;
+  /// A copy of the host's values that is kept with the rest; they have been read when it returns.
+  template <typename T>
+  const T* Bring(const std::vector<T>& values);
 
   /// Writes a part to device memory: bf16, or codes; scales of groups.
   void ReadBf16(const OpenPart& from, void* to);

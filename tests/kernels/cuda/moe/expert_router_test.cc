@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -62,8 +63,9 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     params.experts = shape.experts;
     params.top_k = shape.top_k;
     params.shared_experts = shape.shared;
-    params.scores =
-        shape.scoring == RouterScoring::kSoftmax ? ExpertScores::kSoftmax : ExpertScores::kSigmoid;
+    params.scores = shape.scoring == RouterScoring::kSoftmax   ? ExpertScores::kSoftmax
+                    : shape.scoring == RouterScoring::kSigmoid ? ExpertScores::kSigmoid
+                                                               : ExpertScores::kRootOfSoftplus;
     if (shape.method != RouterMethod::kGreedy) {
       params.num_groups = shape.num_groups;
       params.top_groups = shape.top_groups;
@@ -312,11 +314,107 @@ INSTANTIATE_TEST_SUITE_P(
                             1, 1, true, 2.827F},
                       Shape{"glm4_moe_lite", 64, 4, 0, RouterScoring::kSigmoid,
                             RouterMethod::kNoAuxTc, 1, 1, true, 1.8F},
+                      Shape{"deepseek_v4", 256, 6, 1, RouterScoring::kSqrtSoftplus,
+                            RouterMethod::kNoAuxTc, 1, 1, true, 1.5F},
+                      Shape{"deepseek_v4_pro", 384, 6, 0, RouterScoring::kSqrtSoftplus,
+                            RouterMethod::kNoAuxTc, 1, 1, true, 2.5F},
                       Shape{"one_expert", 64, 1, 0, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc,
                             1, 1, true, 2.5F},
                       Shape{"tiny", 8, 2, 1, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc, 4, 2,
                             true, 2.5F}),
     [](const ::testing::TestParamInfo<Shape>& shape) { return shape.param.name; });
+
+class TokenRouterTest : public HopperTest<> {};
+
+// Experts by token, as WeighRows of the CPU weighs them; their list, and the bits of a row alone.
+TEST_F(TokenRouterTest, TakesATokensExpertsWithTheCpusWeights) {
+  constexpr int kVocab = 1000, kTopK = 6, kTileRows = 16;
+  std::mt19937 random(3);
+  for (const int experts : {8, 256, 384}) {
+    std::vector<int32_t> table;
+    for (int token = 0; token < kVocab; ++token) {
+      std::vector<int32_t> all(experts);
+      std::iota(all.begin(), all.end(), 0);
+      std::shuffle(all.begin(), all.end(), random);
+      table.insert(table.end(), all.begin(), all.begin() + kTopK);
+    }
+    const DeviceArray<int32_t> d_table(table);
+    const RouterSpec spec = {.experts = experts,
+                             .top_k = kTopK,
+                             .scoring = RouterScoring::kSqrtSoftplus,
+                             .method = RouterMethod::kTokenTable,
+                             .normalise = true,
+                             .scaling_factor = 1.5};
+    constexpr int kRows = 700;
+    std::vector<float> logits = NormalFloats(random, size_t{kRows} * experts, 3.0F);
+    const std::vector<int32_t> kept = {17, 999, -1, 3};  // drawn on the device; the third is none
+    const DeviceArray<int32_t> d_kept(kept);
+    std::vector<int32_t> tokens, ids;
+    for (int row = 0; row < kRows; ++row) {
+      const bool drawn = row % 5 == 0;
+      const auto place = static_cast<int32_t>(row % 4);
+      tokens.push_back(drawn ? -2 - place : static_cast<int32_t>(random() % kVocab));
+      const int32_t token = drawn ? std::max(kept[static_cast<size_t>(place)], 0) : tokens.back();
+      const auto begin = table.begin() + int64_t{token} * kTopK;
+      ids.insert(ids.end(), begin, begin + kTopK);
+    }
+    std::vector<float> scores = logits, wanted(ids.size());
+    cpu::WeighRows(spec, {scores.data(), kRows, experts}, ids.data(), wanted.data());
+    for (const int rows : {1, 17, 256, kRows}) {
+      for (const int first : {0, kRows - rows}) {
+        const DeviceArray<float> d_logits(
+            std::vector(logits.begin() + int64_t{first} * experts,
+                        logits.begin() + int64_t{first + rows} * experts));
+        const DeviceArray<int32_t> d_tokens(
+            std::vector(tokens.begin() + first, tokens.begin() + first + rows));
+        const size_t pairs = static_cast<size_t>(rows) * kTopK;
+        const DeviceArray<float> weights(pairs);
+        const DeviceArray<int32_t> got(pairs), by_place(pairs), offsets(experts + 1), num_tiles(1);
+        const DeviceArray<ExpertTile> tiles(MaxExpertTiles(rows, kTopK, experts, kTileRows));
+        ExpertRouterParams params;
+        params.num_rows = rows;
+        params.experts = experts;
+        params.top_k = kTopK;
+        params.scores = ExpertScores::kRootOfSoftplus;
+        params.scaling_factor = 1.5F;
+        params.tile_rows = kTileRows;
+        params.logits = d_logits.data();
+        params.table = d_table.data();
+        params.tokens = d_tokens.data();
+        params.kept_tokens = d_kept.data();
+        params.num_kept = static_cast<int>(kept.size());
+        CudaOk(RouteExperts(params,
+                            {.expert_ids = got.data(),
+                             .weights = weights.data(),
+                             .offsets = offsets.data(),
+                             .pairs = by_place.data(),
+                             .tiles = tiles.data(),
+                             .num_tiles = num_tiles.data()},
+                            nullptr),
+               "router");
+        CudaOk(cudaDeviceSynchronize(), "run");
+        const auto begin = int64_t{first} * kTopK;
+        const auto end = begin + static_cast<int64_t>(pairs);
+        ASSERT_EQ(got.Download(), std::vector(ids.begin() + begin, ids.begin() + end));
+        const std::vector<float> of_rows = weights.Download();
+        for (size_t i = 0; i < pairs; ++i) {
+          ASSERT_EQ(std::bit_cast<uint32_t>(of_rows[i]),
+                    std::bit_cast<uint32_t>(wanted[static_cast<size_t>(begin) + i]))
+              << rows << " rows, pair " << i;
+        }
+        const std::vector<int32_t> list = by_place.Download();
+        const std::vector<int32_t> starts = offsets.Download();
+        ASSERT_EQ(starts[experts], static_cast<int>(pairs));
+        for (int expert = 0; expert < experts; ++expert) {
+          for (int place = starts[expert]; place < starts[expert + 1]; ++place) {
+            ASSERT_EQ(ids[static_cast<size_t>(begin) + list[place]], expert);
+            ASSERT_TRUE(place == starts[expert] || list[place - 1] < list[place]);
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(ExpertRouterArguments, AreRefusedWithWhatWouldBeRight) {
   const ExpertRouterParams good = {.num_rows = 4, .experts = 64, .top_k = 4};
@@ -331,6 +429,8 @@ TEST(ExpertRouterArguments, AreRefusedWithWhatWouldBeRight) {
   refused([](ExpertRouterParams& p) { p.top_k = 0; });
   refused([](ExpertRouterParams& p) { p.tile_rows = 0; });
   refused([](ExpertRouterParams& p) { p.num_groups = 3; });
+  const int32_t number = 0;
+  refused([&](ExpertRouterParams& p) { p.table = &number; });  // without tokens
   refused([](ExpertRouterParams& p) {
     p.num_groups = 32;
     p.top_groups = 1;  // two experts for a top_k of 4

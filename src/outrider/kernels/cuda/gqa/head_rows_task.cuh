@@ -3,6 +3,7 @@
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/gqa/head_rows.h"
+#include "outrider/kernels/cuda/rows/row_rotation.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
 
 namespace outrider::cuda {
@@ -18,15 +19,6 @@ __device__ __forceinline__ float4 NormHead(float4 x, const float* weight, float 
   }
   const int lane = threadIdx.x % 32;
   return LoadFour(weight + 4 * lane) * (x * NormFactor(squares, kGqaHeadDim, epsilon));
-}
-
-/// a cos - b sin.
-__device__ __forceinline__ float RotateFirst(float a, float b, float cos, float sin) {
-  return __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
-}
-/// a sin + b cos.
-__device__ __forceinline__ float RotateSecond(float a, float b, float cos, float sin) {
-  return __fadd_rn(__fmul_rn(a, sin), __fmul_rn(b, cos));
 }
 
 /// The rotary embedding of the first `dims` of 128 values, a multiple of 8.

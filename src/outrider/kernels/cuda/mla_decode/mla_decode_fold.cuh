@@ -148,14 +148,20 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
 }
 
 /// Writes the output of a tile's last split, of those columns and rows. All lanes of a warp.
+template <typename Results = PlainResults>
 __device__ __forceinline__ void WriteOutput(const MlaKernelArguments& args, const MlaItem& item,
                                             int group, int row0, const MlaSplitNumbers& numbers,
-                                            const __half2 (&columns)[64]) {
+                                            const __half2 (&columns)[64],
+                                            const Results& results = {}) {
   const float factor[2] = {numbers.factor[row0], numbers.factor[row0 + 8]};
   StoreRows(reinterpret_cast<uint8_t*>(args.output) +
                 (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes +
                 group * (kResultRowBytes / 2) + FreshThread() % 4 * 16,
-            (item.rows & 255) - row0, [&](int i) { return OutputPair(columns[i], factor[i % 2]); });
+            (item.rows & 255) - row0, [&](int i) {
+              // A row that is none is not written; it is taken for the last.
+              const int row = min(row0 + i % 2 * 8, (item.rows & 255) - 1);
+              return results(item.first_row + row, group, i / 2 * 8, columns[i], factor[i % 2]);
+            });
 }
 
 }  // namespace outrider::cuda

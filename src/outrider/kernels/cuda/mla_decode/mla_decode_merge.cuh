@@ -12,6 +12,16 @@ namespace outrider::cuda {
 inline constexpr int kMergeWarps = kOutputThreads / 32;
 inline constexpr int kResultRowBytes = kMlaValueDim * 2;  // an output's bf16
 
+/// Makes outputs of folded columns of row `row` (token * heads + head): of eight columns from
+/// `eight` on of half `half`, this lane has two, numbers 2 * (lane % 4) and the next. They are
+/// multiplied by `factor` and rounded.
+struct PlainResults {
+  __device__ __forceinline__ uint32_t operator()(int64_t /*row*/, int /*half*/, int /*eight*/,
+                                                 __half2 columns, float factor) const {
+    return OutputPair(columns, factor);
+  }
+};
+
 /// An item has left all its partial results. One thread, after a barrier among all that wrote.
 __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, const MlaItem& item) {
   asm volatile(
@@ -90,9 +100,9 @@ __device__ __forceinline__ uint4* ResultColumns(const MlaWorkspace& workspace, s
 
 /// Folds and writes rows `row` and `row` + 8 of a tile (the first eight of a unit), or one of
 /// `kParts` parts of their columns. All lanes of a warp.
-template <int kParts>
+template <int kParts, typename Results>
 __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const MlaFoldTile& tile,
-                                          int row, int part) {
+                                          int row, int part, const Results& results) {
   constexpr int kQuads = 4 / kParts;  // of words, per lane and result: two columns of either row
   constexpr int kLoads = 4 * kParts;  // results in flight
   const MlaWorkspace& workspace = args.workspace;
@@ -162,17 +172,21 @@ __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const 
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
       // Columns 16 (lane / 4) + 2 (lane % 4) of the quad's 128, and 8 further on.
-      uint32_t* at = out + (part * kQuads + j) * 64 + lane / 4 * 8 + lane % 4;
-      at[0] = OutputPair(columns[j][i], factor);
-      at[4] = OutputPair(columns[j][2 + i], factor);
+      const int quad = part * kQuads + j;
+      uint32_t* at = out + quad * 64 + lane / 4 * 8 + lane % 4;
+      const int eight = quad % 2 * 128 + lane / 4 * 16;
+      const auto row_of_q = static_cast<int64_t>(global_row);
+      at[0] = results(row_of_q, quad / 2, eight, columns[j][i], factor);
+      at[4] = results(row_of_q, quad / 2, eight + 8, columns[j][2 + i], factor);
     }
     if (lane == 0 && part == 0) args.lse[global_row] = lse;
   }
 }
 
-template <int kParts>
+template <int kParts, typename Results>
 __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFoldCount folds,
-                                           int warp, int epoch, bool rehearses) {
+                                           int warp, int epoch, bool rehearses,
+                                           const Results& results) {
   const int blocks = gridDim.x;
   const int pairs = (folds.rows + kMlaUnitRows - 1) / kMlaUnitRows * 8;  // of rows, per tile
   const int all = folds.tiles * pairs * kParts;
@@ -192,7 +206,7 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
     for (int last = rehearses ? 0 : 1; last < 2; ++last) {
       if (tile.count > 0 && last == 1) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
       __syncwarp();
-      MergeRows<kParts>(args, tile, row, index % kParts);
+      MergeRows<kParts>(args, tile, row, index % kParts, results);
     }
     rehearses = false;
   }
@@ -202,16 +216,17 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
 /// run out of items first, come first. The fewer rows, the more warps share two of them.
 /// `rehearses`: this block has had no item.
 /// Sharing pays as long as half of all warps suffice (measured).
+template <typename Results = PlainResults>
 __device__ __forceinline__ void MergeResults(const MlaKernelArguments& args, int warp, int epoch,
-                                             bool rehearses) {
+                                             bool rehearses, const Results& results = {}) {
   const MlaFoldCount folds = args.workspace.counters->folds;
   const int units = folds.tiles * ((folds.rows + kMlaUnitRows - 1) / kMlaUnitRows);
   if (units <= 16) {
-    MergeTiles<4>(args, folds, warp, epoch, rehearses);
+    MergeTiles<4>(args, folds, warp, epoch, rehearses, results);
   } else if (units <= 32) {
-    MergeTiles<2>(args, folds, warp, epoch, rehearses);
+    MergeTiles<2>(args, folds, warp, epoch, rehearses, results);
   } else {
-    MergeTiles<1>(args, folds, warp, epoch, rehearses);
+    MergeTiles<1>(args, folds, warp, epoch, rehearses, results);
   }
 }
 

@@ -18,7 +18,7 @@ struct LaneExperts {
   uint32_t choice[kPerLane];  // OrderKey; 0: taken
 };
 
-/// Softmax or sigmoid of a row of logits, as RouteRows does it: sums in order of expert.
+/// The scores of a row of logits, as RouteRows makes them: a softmax's sum in order of expert.
 template <int kPerLane>
 __device__ __forceinline__ void Score(const ExpertRouterParams& params, const float* logits,
                                       float* row_scores, LaneExperts<kPerLane>& lane_experts) {
@@ -34,6 +34,11 @@ __device__ __forceinline__ void Score(const ExpertRouterParams& params, const fl
     for (int i = 0; i < kPerLane; ++i) {
       score[i] = RoundedDiv(1.0f, RoundedAdd(1.0f, RoundedExp(-score[i])));
     }
+    return;
+  }
+  if (params.scores == ExpertScores::kRootOfSoftplus) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] = RootOfSoftplus(score[i]);
     return;
   }
   float max = score[0];
@@ -124,12 +129,53 @@ struct Choice {
   float weight;
 };
 
+/// The score of the expert number `index` of lane `owner`. All lanes.
+template <int kPerLane>
+__device__ __forceinline__ float ScoreOf(const LaneExperts<kPerLane>& experts, int owner,
+                                         int index) {
+  float score = experts.score[0];
+#pragma unroll
+  for (int i = 1; i < kPerLane; ++i) score = i == index ? experts.score[i] : score;
+  return __shfl_sync(~0u, score, owner);
+}
+
+/// The choice's weights of scores whose sum, in order of choice, is `sum`.
+__device__ __forceinline__ Choice WeighChoice(const ExpertRouterParams& params, Choice choice,
+                                              float sum) {
+  const float norm = params.normalise ? RoundedAdd(sum, 1e-20F) : 1.0f;
+  choice.weight = RoundedMul(RoundedDiv(choice.weight, norm), params.scaling_factor);
+  return choice;
+}
+
+/// The experts that the table has for a row's token.
+template <int kPerLane>
+__device__ __forceinline__ Choice ExpertsOfToken(const ExpertRouterParams& params, int row,
+                                                 const LaneExperts<kPerLane>& experts) {
+  const int lane = threadIdx.x % 32;
+  int token = params.tokens[row];
+  if (token < -1 && -2 - token < params.num_kept) token = max(params.kept_tokens[-2 - token], 0);
+  if (token < 0) __trap();
+  int own = 0;
+  if (lane < params.top_k) own = params.table[static_cast<int64_t>(token) * params.top_k + lane];
+  if (own < 0 || own >= params.experts) __trap();
+  Choice result = {own, 0.0f};
+  float sum = 0.0f;
+  for (int j = 0; j < params.top_k; ++j) {
+    const int expert = __shfl_sync(~0u, own, j);
+    const float score = ScoreOf(experts, expert / kPerLane, expert % kPerLane);
+    sum = RoundedAdd(sum, score);
+    if (lane == j) result.weight = score;
+  }
+  return WeighChoice(params, result, sum);
+}
+
 template <int kPerLane>
 __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params, int group_lanes,
-                                                const float* logits, float* row_scores) {
+                                                int row, const float* logits, float* row_scores) {
   const int lane = threadIdx.x % 32;
   LaneExperts<kPerLane> experts;
   Score(params, logits, row_scores, experts);
+  if (params.table != nullptr) return ExpertsOfToken(params, row, experts);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = lane * kPerLane + i;
@@ -153,17 +199,12 @@ __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) experts.choice[i] = i == index ? 0 : experts.choice[i];
     }
-    float score = experts.score[0];
-#pragma unroll
-    for (int i = 1; i < kPerLane; ++i) score = i == index ? experts.score[i] : score;
-    score = __shfl_sync(~0u, score, winner);
+    const float score = ScoreOf(experts, winner, index);
     index = __shfl_sync(~0u, index, winner);
     sum = RoundedAdd(sum, score);
     if (lane == j) result = {winner * kPerLane + index, score};
   }
-  const float norm = params.normalise ? RoundedAdd(sum, 1e-20F) : 1.0f;
-  result.weight = RoundedMul(RoundedDiv(result.weight, norm), params.scaling_factor);
-  return result;
+  return WeighChoice(params, result, sum);
 }
 
 }  // namespace outrider::cuda

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "outrider/kernels/cuda/hopper/cluster.cuh"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/moe/expert_choice.cuh"
@@ -22,27 +23,6 @@ namespace {
 constexpr int kChooseThreads = 256;
 // With more, two launches take less time.
 constexpr int kMostRowsOfOneLaunch = 256;
-
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ __forceinline__ int LoadRemote(const int* local, uint32_t rank) {
-  uint32_t address;
-  int value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(SharedAddress(local)), "r"(rank));
-  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
 
 /// The sum of `value`, 0 in all but the first `warps` warps, over the threads before this one. All
 /// threads; `sums` has a place per warp.
@@ -72,7 +52,7 @@ __device__ __forceinline__ int ChooseRow(const ExpertRouterParams& params,
   const int lane = threadIdx.x % 32;
   const int choices = params.top_k + params.shared_experts;
   const float* const logits = params.logits + static_cast<int64_t>(row) * params.experts;
-  const Choice choice = ChooseExperts<kPerLane>(params, group_lanes, logits, row_scores);
+  const Choice choice = ChooseExperts<kPerLane>(params, group_lanes, row, logits, row_scores);
   const int64_t at = static_cast<int64_t>(row) * choices + lane;
   if (lane < params.top_k) {
     routing.expert_ids[at] = choice.expert;

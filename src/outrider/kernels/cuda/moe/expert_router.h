@@ -11,7 +11,7 @@
 namespace outrider::cuda {
 
 /// How logits become scores.
-enum class ExpertScores { kSoftmax, kSigmoid };
+enum class ExpertScores { kSoftmax, kSigmoid, kRootOfSoftplus };
 
 /// What groups of experts are ranked by: their best expert, or the sum of their best two.
 enum class GroupRank { kBest, kBestTwo };
@@ -33,11 +33,21 @@ struct ExpertRouterParams {
   int tile_rows = 64;             // of the grouped product that reads the tiles
   const float* logits = nullptr;  // float32 [num_rows, experts]; 16-byte aligned
   const float* bias = nullptr;    // optional [experts]: e_score_correction_bias
+  // Optional: the experts of each token, which are not chosen by scores then: [tokens, top_k],
+  // different ones of a token. Without groups and bias. An expert outside is a bug and stops the
+  // kernel with an error.
+  const int32_t* table = nullptr;
+  // With table: [num_rows] token ids. One below -1 stands for kept_tokens[-2 - id], or for 0 where
+  // that is negative (tokens that are drawn on the device).
+  const int32_t* tokens = nullptr;
+  const int32_t* kept_tokens = nullptr;  // [num_kept]
+  int num_kept = 0;
 };
 
-/// Chooses experts and weights as RouteRows (ops/cpu/router.h) does, with the same bits, and writes
-/// everything that `routing` points to. Nothing of it need be cleared before. A row's choice and
-/// weights depend on its logits alone; the list is in order of (expert, row).
+/// Chooses experts and weights as RouteRows, with a table as WeighRows (ops/cpu/router.h) does,
+/// with the same bits, and writes everything that `routing` points to. Nothing of it need be
+/// cleared before. A row's choice and weights depend on its logits (and token) alone; the list is
+/// in order of (expert, row).
 ///
 /// Throws Error for parameters outside the ranges above, where groups do not fit (equal ones, whose
 /// size is ceil(experts / 32) times a power of two; top_groups of them have at least top_k

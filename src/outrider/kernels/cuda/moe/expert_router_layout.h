@@ -83,6 +83,10 @@ inline void CheckRouter(const ExpertRouterParams& params, int blocks) {
         params.top_groups, " are chosen from for top_k ", params.top_k,
         ": there must be 1 to 32 equal groups, and those chosen from must have top_k experts");
   }
+  if (params.table != nullptr &&
+      (params.tokens == nullptr || groups > 1 || params.bias != nullptr)) {
+    RefuseArgument("RouteExperts: a table goes with tokens, without groups and bias");
+  }
   const int per_lane = PerLane(params.experts);
   const int size = params.experts / groups;
   const int lanes = size / per_lane;

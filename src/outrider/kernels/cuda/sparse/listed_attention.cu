@@ -10,13 +10,16 @@
 namespace outrider::cuda {
 namespace {
 
+using LatentShared = ListedShared<LatentForm>;
+
 template <bool kSharedTiles>
 __global__ void __launch_bounds__(kListedThreads, 1)
     AttendListedKernel(const __grid_constant__ ListedArguments args,
                        const __grid_constant__ MlaTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t listed_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
-  AttendListed<kSharedTiles>(args, maps, *reinterpret_cast<ListedShared*>(listed_bytes));
+  AttendListed<LatentForm, kSharedTiles>(args, maps,
+                                         *reinterpret_cast<LatentShared*>(listed_bytes));
 }
 
 MlaDecodeLimits LimitsOf(const ListedAttentionLimits& limits) {
@@ -57,12 +60,12 @@ bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& lim
 
 template <bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
-  static_assert(sizeof(ListedShared) <= 232448, "one block per multiprocessor has 227 KB");
+  static_assert(sizeof(LatentShared) <= 232448, "one block per multiprocessor has 227 KB");
   static const cudaError_t allowed =
-      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(ListedShared));
+      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(LatentShared));
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kListedThreads),
-                         sizeof(ListedShared), stream, args, maps);
+                         sizeof(LatentShared), stream, args, maps);
 }
 
 }  // namespace

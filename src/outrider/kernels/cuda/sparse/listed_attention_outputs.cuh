@@ -8,9 +8,10 @@
 
 namespace outrider::cuda {
 
-template <bool kSharedTiles>
-__device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
-                                                 const MlaTensorMaps& maps, ListedShared& shared) {
+template <typename Form, bool kSharedTiles>
+__device__ __forceinline__ void AccumulateListed(const typename Form::Arguments& listed,
+                                                 const MlaTensorMaps& maps,
+                                                 ListedShared<Form>& shared) {
   const MlaKernelArguments& args = listed.mla;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
@@ -74,7 +75,7 @@ __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
       }
       if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
       if (has_rows && walk.Last(item) && item.partial_unit < 0) {
-        WriteOutput(args, item, group, row0, numbers, columns);
+        WriteOutput(args, item, group, row0, numbers, columns, Form::Results(listed));
       }
       walk.Advance(item, args.splits);
     }
@@ -83,7 +84,7 @@ __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
       if (threadIdx.x == 0) ReportResults(args.workspace, item);
     }
   }
-  MergeResults(args, group * 4 + warp, shared.epoch, item_count == 0);
+  MergeResults(args, group * 4 + warp, shared.epoch, item_count == 0, Form::Results(listed));
 }
 
 }  // namespace outrider::cuda

@@ -1,4 +1,4 @@
-// The scores warpgroup of listed attention: S = Q K^T over all 576 dimensions, references,
+// The scores warpgroup of listed attention: S = Q K^T over all dimensions, references,
 // probabilities and sums (the arithmetic of mla_decode_tile.cuh), the numbers of a split's
 // end.
 #pragma once
@@ -11,11 +11,12 @@ namespace outrider::cuda {
 
 /// Adds 256 columns of the entries in `stage` to the scores, once they have been gathered: they
 /// were written by ordinary copies, which the tensor cores' reads must come behind.
-__device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int stage,
+template <typename Form>
+__device__ __forceinline__ void MultiplyGatheredHalf(ListedShared<Form>& shared, int stage,
                                                      uint32_t parity, int half,
                                                      float (&scores)[32]) {
-  const uint64_t q =
-      MakeDescriptor(SharedAddress(shared.q) + half * 4 * kGroupBytes, 16, 9 * kGroupBytes);
+  const uint64_t q = MakeDescriptor(SharedAddress(shared.q) + half * 4 * kGroupBytes, 16,
+                                    ListedShared<Form>::kRowGroupBytes);
   const uint64_t entries =
       MakeDescriptor(SharedAddress(shared.kv[stage]) + half * kHalfBytes, 16, 4 * kGroupBytes);
   BarrierWait(&shared.kv_full[stage][half], parity);
@@ -27,26 +28,31 @@ __device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int s
   }
 }
 
-/// Issues a tile's scores, one chain over columns 0-575.
-__device__ __forceinline__ void IssueGatheredScores(ListedShared& shared, int stage,
+/// Issues a tile's scores, one chain over the columns in order.
+template <typename Form>
+__device__ __forceinline__ void IssueGatheredScores(ListedShared<Form>& shared, int stage,
                                                     uint32_t parity, float (&scores)[32]) {
   PinRegisters(scores);
   WgmmaFence();
   MultiplyGatheredHalf(shared, stage, parity, 0, scores);
   MultiplyGatheredHalf(shared, stage, parity, 1, scores);
-  const uint64_t q = MakeDescriptor(SharedAddress(shared.q) + 8 * kGroupBytes, 16, 9 * kGroupBytes);
-  const uint64_t rotary =
-      MakeDescriptor(SharedAddress(shared.kv[stage]) + 2 * kHalfBytes, 16, kGroupBytes);
+  if constexpr (ListedShared<Form>::kHasRotary) {
+    const uint64_t q = MakeDescriptor(SharedAddress(shared.q) + 8 * kGroupBytes, 16,
+                                      ListedShared<Form>::kRowGroupBytes);
+    const uint64_t rotary =
+        MakeDescriptor(SharedAddress(shared.kv[stage]) + 2 * kHalfBytes, 16, kGroupBytes);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    WgmmaM64N64_SS_KK(scores, Advance(q, step * 32), Advance(rotary, step * 32), 1);
+    for (int step = 0; step < 4; ++step) {
+      WgmmaM64N64_SS_KK(scores, Advance(q, step * 32), Advance(rotary, step * 32), 1);
+    }
   }
   WgmmaCommit();
 }
 
-template <bool kSharedTiles>
-__device__ __forceinline__ void ScoreListed(const ListedArguments& listed, ListedShared& shared,
-                                            ListWalk& walk_ahead) {
+template <typename Form, bool kSharedTiles>
+__device__ __forceinline__ void ScoreListed(const typename Form::Arguments& listed,
+                                            ListedShared<Form>& shared,
+                                            ListWalk<Form>& walk_ahead) {
   const MlaKernelArguments& args = listed.mla;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int warp = __shfl_sync(~0u, thread / 32, 0);

@@ -16,9 +16,10 @@
 namespace outrider::cuda {
 
 /// kSharedTiles: as in DecodeMlaSm90. kListedThreads threads.
-template <bool kSharedTiles>
-__device__ __forceinline__ void AttendListed(const ListedArguments& args, const MlaTensorMaps& maps,
-                                             ListedShared& shared) {
+template <typename Form, bool kSharedTiles>
+__device__ __forceinline__ void AttendListed(const typename Form::Arguments& args,
+                                             const MlaTensorMaps& maps,
+                                             ListedShared<Form>& shared) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp == 0 && ElectOne()) {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void AttendListed(const ListedArguments& args, const 
     PrefetchTensorMap(&maps.q);
   }
   __syncwarp();
-  ListWalk walk;
+  ListWalk<Form> walk;
   WaitForPriorGrid();
   LaunchDependents();
   if (warp == kLoadWarp) walk.Begin(args, shared);
@@ -48,11 +49,11 @@ __device__ __forceinline__ void AttendListed(const ListedArguments& args, const 
     GatherEntries(args, shared);
   } else if (role == 2) {
     LowerRegisters<72>();
-    ScoreListed<kSharedTiles>(args, shared, walk);
+    ScoreListed<Form, kSharedTiles>(args, shared, walk);
     if (threadIdx.x == kOutputThreads) LeaveKernel(args.mla.workspace, shared.epoch);
   } else {
     RaiseRegisters<208>();
-    AccumulateListed<kSharedTiles>(args, maps, shared);
+    AccumulateListed<Form, kSharedTiles>(args, maps, shared);
   }
 }
 

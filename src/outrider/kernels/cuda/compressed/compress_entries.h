@@ -1,0 +1,72 @@
+// The compressors of DeepSeek-V4: rows of tokens by position, and the entries that they complete.
+//
+// A token leaves a row of float32 values and as many gates, to which the bias of its position in a
+// group is added. Entry j stands for tokens [j * ratio, (j + 1) * ratio): in every channel the mean
+// of the values, weighted by the softmax of the gates; then normalised, and its last 64 numbers
+// rotated by the angles of position j * ratio. It is written where the last of its tokens is a row
+// of the step. Rows are read back from the cache, so an entry does not depend on how tokens were
+// cut into steps, and a rejected draft leaves nothing that is read before it is written again.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "outrider/kernels/cuda/compressed/compressed_rows.h"
+
+namespace outrider::cuda {
+
+/// A compressor of a layer, its rows and entries. Ratio 4 with overlap, where an entry pools the
+/// first half of the channels of the 4 tokens before its own, if there are any, and the second half
+/// of its own 4; or ratio 128 without.
+struct Compressor {
+  int width = 0;  // of an entry: 128 or 512
+  int ratio = 0;
+  bool overlaps = false;
+
+  constexpr int channels() const { return overlaps ? 2 * width : width; }
+
+  // Rows of tokens: channels() values, then gates. float32, 16-byte aligned, 16 bytes' multiples
+  // apart.
+  float* states = nullptr;            // of block 0
+  int64_t state_block_stride = 0;     // bytes
+  int state_block_size = 0;           // rows, which follow each other
+  const int* state_blocks = nullptr;  // [requests, state_blocks_stride] on the device
+  int state_blocks_stride = 0;
+
+  // For WriteStates.
+  const float* x = nullptr;              // [rows, x_stride]: a token's row without the bias
+  int64_t x_stride = 0;                  // elements, a multiple of 4
+  const float* bias = nullptr;           // [ratio, channels()]
+  const int64_t* state_slots = nullptr;  // [rows] block * block size + place; negative: none
+
+  // For CompressEntries.
+  const float* norm = nullptr;           // [width]
+  void* entries = nullptr;               // bf16 [width], of block 0; 16-byte aligned
+  int64_t entry_block_stride = 0;        // bytes, a multiple of 16
+  int entry_block_size = 0;              // entries, which follow each other
+  const int64_t* entry_slots = nullptr;  // [rows], counted in tokens; negative: none is written
+};
+
+inline constexpr int kMaxCompressors = 2;  // of a launch: the attention's and the indexer's
+
+struct CompressParams {
+  int num_rows = 0;
+  const int32_t* positions = nullptr;   // [rows] on the device
+  const CompressedRow* rows = nullptr;  // [rows]: whose rows they are (PlanCompressedRows)
+  int count = 0;                        // of compressors, which have one ratio
+  Compressor compressors[kMaxCompressors];
+  float epsilon = 1e-6F;
+  float frequencies[32] = {};  // of the rotation
+  float magnitude = 1.0F;      // of its cos and sin
+};
+
+/// Writes the rows of the step's tokens. Throws Error for parameters outside the ranges above;
+/// otherwise returns what the launch returned.
+cudaError_t WriteStates(const CompressParams& params, cudaStream_t stream);
+
+/// Writes the entries whose last tokens are rows of the step. An entry's bits depend on its tokens'
+/// rows and its position alone. Same errors.
+cudaError_t CompressEntries(const CompressParams& params, cudaStream_t stream);
+
+}  // namespace outrider::cuda

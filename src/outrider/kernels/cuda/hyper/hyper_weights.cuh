@@ -1,0 +1,62 @@
+// The weights of a row's mixture, by a warp, with the float steps of the CPU
+// (ops/cpu/hyper_ops.cc).
+#pragma once
+
+#include "outrider/base/rounded_exp.h"
+#include "outrider/kernels/cuda/hyper/hyper_rows.h"
+
+namespace outrider::cuda {
+
+__device__ __forceinline__ float HyperSigmoid(float x) {
+  return RoundedDiv(1.0F, RoundedAdd(1.0F, RoundedExp(-x)));
+}
+
+/// A lane's element (lane / 4, lane % 4) of a 4 x 4 matrix over the sum of its row plus `start`, or
+/// of its column. Lanes from 16 on repeat the first.
+__device__ __forceinline__ float OverSum(float value, bool columns, float start) {
+  const int lane = static_cast<int>(threadIdx.x) % 16;
+  float sum = start;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int source = columns ? i * 4 + lane % 4 : lane / 4 * 4 + i;
+    sum = RoundedAdd(sum, __shfl_sync(~0u, value, source));
+  }
+  return RoundedDiv(value, sum);
+}
+
+/// Sinkhorn's normalisation of exp(x), a lane per element. Lanes from 16 on repeat the first.
+__device__ __forceinline__ float Sinkhorn(float x, int iterations, float epsilon) {
+  float max = x;
+#pragma unroll
+  for (int mask = 1; mask <= 2; mask *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, mask));
+  float c = OverSum(RoundedExp(RoundedSub(x, max)), /*columns=*/false, 0.0F);
+  c = OverSum(RoundedAdd(c, epsilon), /*columns=*/true, epsilon);
+#pragma unroll 1
+  for (int i = 1; i < iterations; ++i) {
+    c = OverSum(c, /*columns=*/false, epsilon);
+    c = OverSum(c, /*columns=*/true, epsilon);
+  }
+  return c;
+}
+
+/// A row's weights: pre [4], post [4], comb [4, 4] of its sums, lane i with sum i; `inverse` is
+/// that of its norm. All lanes of a warp; `weights` [24] in shared memory.
+__device__ __forceinline__ void MixWeights(const HyperRowsParams& params, float sum, float inverse,
+                                           float* weights) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool contracts = params.part == HyperPart::kContract;
+  const int kind = lane < 4 ? 0 : lane < 8 ? 1 : 2;
+  const int sums = contracts ? kHyperStreams : kHyperSums;
+  float x = 0.0F;
+  if (lane < sums) {
+    x = RoundedAdd(RoundedMul(RoundedMul(sum, inverse), params.scale[kind]), params.base[lane]);
+  }
+  if (lane < 4) weights[lane] = RoundedAdd(HyperSigmoid(x), params.epsilon);
+  if (contracts) return;
+  if (lane >= 4 && lane < 8) weights[lane] = RoundedMul(2.0F, HyperSigmoid(x));
+  const float of_comb = __shfl_sync(~0u, x, 8 + lane % 16);
+  const float comb = Sinkhorn(of_comb, params.iterations, params.epsilon);
+  if (lane < 16) weights[8 + lane] = comb;
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,273 @@
+// CudaOps: DeepSeek-V4's attention, but for its indexer (sparse_ops.cc). Caches hold bf16 entries
+// and float32 rows of tokens.
+#include <algorithm>
+#include <bit>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/compressed/compress_entries.h"
+#include "outrider/kernels/cuda/compressed/compressed_attention.h"
+#include "outrider/kernels/cuda/compressed/query_rows.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/device_rows.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+constexpr int kMostCallRows = 4096;  // of attention
+
+int Int(int64_t value) { return static_cast<int>(value); }
+
+int PowerOfTwo(int value, int least) {
+  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<unsigned>(value))));
+}
+
+bool Holds(const LayerCache& cache, DType dtype, int64_t width) {
+  return cache.dtype == dtype && cache.code_bytes == 0 && cache.width == width;
+}
+
+int64_t BlockBytes(const LayerCache& cache) {
+  return cache.block_stride * static_cast<int64_t>(DTypeSize(cache.dtype));
+}
+
+PagedEntries PagesOf(const LayerCache& cache, const DecodeRequests& requests) {
+  return {.data = cache.data,
+          .num_pages = cache.num_blocks,
+          .page_size = cache.block_size,
+          .page_stride = BlockBytes(cache),
+          .block_table = requests.block_tables,
+          .block_table_stride = requests.block_table_stride};
+}
+
+/// cos or sin [rows, 32], pairs (2i, 2i + 1).
+const float* AnglesOf(const Rotary& rotary, const Tensor& angles) {
+  OUTRIDER_CHECK(rotary.interleaved && angles.dtype == DType::kF32 &&
+                 angles.cols == kCompressedRotary / 2 && angles.stride == angles.cols);
+  return static_cast<const float*>(angles.data);
+}
+
+}  // namespace
+
+void CudaOps::NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                        float eps, const Rotary* rotary) const {
+  if (x.rows == 0) return;
+  OUTRIDER_CHECK(x.cols == int64_t{heads} * kCompressedDim);
+  const Scratch::Frame frame(context.arena);
+  const Tensor rows = Readable(context, x, DType::kBF16, stream_);
+  QueryHeadsParams params;
+  params.num_rows = Int(rows.rows);
+  params.heads = heads;
+  params.q = rows.data;
+  params.q_stride = rows.stride;
+  params.weight = weight;
+  params.epsilon = eps;
+  if (rotary != nullptr) {
+    params.cos = AnglesOf(*rotary, rotary->cos);
+    params.sin = AnglesOf(*rotary, rotary->sin);
+  }
+  CheckCuda(NormQueryHeads(params, stream_), "norms of heads");
+  if (rows.data != x.data) CopyTensor(rows, x, stream_);
+}
+
+void CudaOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
+                              const WindowRowArgs& args) const {
+  if (args.kv.rows == 0) return;
+  OUTRIDER_CHECK(Holds(args.cache, DType::kBF16, kCompressedDim) && args.kv.cols == kCompressedDim);
+  const Scratch::Frame frame(context.arena);
+  const Tensor kv = Readable(context, args.kv, DType::kF32, stream_);
+  WindowRowsParams params;
+  params.num_rows = Int(kv.rows);
+  params.kv = kv.data;
+  params.kv_stride = kv.stride;
+  params.weight = args.norm;
+  params.epsilon = args.norm_eps;
+  params.cos = AnglesOf(args.rotary, args.rotary.cos);
+  params.sin = AnglesOf(args.rotary, args.rotary.sin);
+  params.slots = Cast(inputs).Of(args.cache).slots;
+  params.cache = args.cache.data;
+  params.block_stride = BlockBytes(args.cache);
+  params.block_size = args.cache.block_size;
+  if (args.q.rows == 0) {
+    CheckCuda(outrider::cuda::WriteWindowRows(params, stream_), "rows of a window");
+    return;
+  }
+  OUTRIDER_CHECK(args.q.rows == kv.rows && args.q_out.cols == args.q.cols);
+  const Tensor q = Readable(context, args.q, DType::kF32, stream_);
+  const ResultRows results(context, args.q_out, DType::kBF16, stream_);
+  params.q = q.data;
+  params.q_stride = q.stride;
+  params.q_columns = Int(q.cols);
+  params.q_weight = args.q_norm;
+  params.q_out = results.rows().data;
+  params.q_out_stride = results.rows().stride;
+  CheckCuda(outrider::cuda::WriteWindowRows(params, stream_), "rows of a window");
+  results.Finish();
+}
+
+void CudaOps::Compress(const Context& context, const StepInputs& inputs,
+                       std::span<const CompressArgs> compressors) const {
+  OUTRIDER_CHECK(!compressors.empty() && std::ssize(compressors) <= kMaxCompressors);
+  if (compressors[0].rows.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const CompressArgs& first = compressors[0];
+  const auto half = first.frequencies.size();
+  OUTRIDER_CHECK(first.shape.rope == kCompressedRotary && half == std::size_t{32});
+  CompressParams params;
+  params.num_rows = Int(first.rows.rows);
+  params.positions = Cast(inputs).positions();
+  // Whose rows they are: of any kind of attention.
+  params.rows = CompressedWorkOf({}, inputs, first.tokens).rows.rows;
+  params.epsilon = first.shape.norm_eps;
+  params.magnitude = first.magnitude;
+  std::copy(first.frequencies.begin(), first.frequencies.end(), params.frequencies);
+  for (const CompressArgs& args : compressors) {
+    const CompressorShape& shape = args.shape;
+    OUTRIDER_CHECK(Holds(args.tokens, DType::kF32, 2 * shape.channels()) &&
+                   Holds(args.entries, DType::kBF16, shape.width));
+    OUTRIDER_CHECK(args.rows.rows == params.num_rows && args.rows.cols == 2 * shape.channels());
+    const Tensor rows = Readable(context, args.rows, DType::kF32, stream_);
+    const CacheInputs& tokens = Cast(inputs).Of(args.tokens);
+    Compressor& c = params.compressors[params.count++];
+    c.width = shape.width;
+    c.ratio = shape.ratio;
+    c.overlaps = shape.overlaps;
+    c.states = reinterpret_cast<float*>(args.tokens.data);
+    c.state_block_stride = BlockBytes(args.tokens);
+    c.state_block_size = args.tokens.block_size;
+    c.state_blocks = tokens.decode.block_tables;
+    c.state_blocks_stride = tokens.decode.block_table_stride;
+    c.x = static_cast<const float*>(rows.data);
+    c.x_stride = rows.stride;
+    c.bias = args.bias;
+    c.state_slots = tokens.slots;
+    c.norm = args.norm;
+    c.entries = args.entries.data;
+    c.entry_block_stride = BlockBytes(args.entries);
+    c.entry_block_size = args.entries.block_size;
+    c.entry_slots = Cast(inputs).Of(args.entries).slots;
+  }
+  CheckCuda(WriteStates(params, stream_), "rows of tokens");
+  CheckCuda(CompressEntries(params, stream_), "compressed entries");
+}
+
+CudaOps::CompressedWork& CudaOps::CompressedWorkOf(const CompressedKind& kind,
+                                                   const StepInputs& inputs,
+                                                   const LayerCache& window) const {
+  const DecodeRequests& requests = Cast(inputs).Of(window).decode;
+  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0);
+  CompressedWork& work = compressed_work_[kind];
+  if (requests.num_rows > work.max_rows) {
+    Synchronize();
+    work.rows_memory = DeviceMemory();
+    ++memory_version_;
+    work.rows_serial = work.planned_serial = 0;
+    work.max_rows = PowerOfTwo(requests.num_rows, 64);
+    work.rows_memory = DeviceMemory(CompressedRowsBytes(work.max_rows), "rows of attention");
+    work.rows = CarveCompressedRows(work.rows_memory.data(), work.max_rows);
+  }
+  if (work.rows_serial != Cast(inputs).serial()) {
+    CompressedRowsParams params;
+    params.num_rows = requests.num_rows;
+    params.num_requests = requests.count;
+    params.query_start_loc = requests.query_start_loc;
+    params.seq_lens = requests.seq_lens;
+    params.window = kind.window;
+    params.in_blocks = kind.in_blocks;
+    params.ratio = kind.ratio;
+    params.top_k = kind.top_k;
+    CheckCuda(PlanCompressedRows(params, work.rows, stream_), "the plan of rows");
+    work.rows_serial = Cast(inputs).serial();
+    ++compressed_plans_;
+  }
+  return work;
+}
+
+void CudaOps::CompressedAttention(const Context& context, const StepInputs& inputs,
+                                  const CompressedAttentionArgs& args) const {
+  const int rows = Int(args.q.rows);
+  if (rows == 0) return;
+  OUTRIDER_CHECK(Holds(args.window_rows, DType::kBF16, kCompressedDim));
+  OUTRIDER_CHECK(args.ratio == 0 ||
+                 (Holds(args.entries, DType::kBF16, kCompressedDim) && !args.in_blocks));
+  OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kCompressedDim &&
+                 args.out.cols == args.q.cols && args.out.rows == rows);
+  const DecodeRequests& of_window = Cast(inputs).Of(args.window_rows).decode;
+  OUTRIDER_CHECK(of_window.num_rows == rows);
+  const Scratch::Frame frame(context.arena);
+  const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
+  const ResultRows results(context, args.out, DType::kBF16, stream_);
+  OUTRIDER_CHECK(q.stride == q.cols && results.rows().stride == results.rows().cols);
+  int top_k = 0;
+  if (args.selected != nullptr) {
+    // The choice is that of the last SelectEntries.
+    OUTRIDER_CHECK(selected_rows_ != nullptr &&
+                   args.selected->counts == selected_rows_->rows.counts);
+    top_k = selected_rows_->top_k;
+  }
+  const CompressedKind kind = {.heads = args.heads,
+                               .window = args.window,
+                               .ratio = args.ratio,
+                               .top_k = top_k,
+                               .in_blocks = args.in_blocks};
+  CompressedWork& work = CompressedWorkOf(kind, inputs, args.window_rows);
+  const int visible = args.ratio > 0 ? of_window.max_seq_len / args.ratio : 0;
+  // Blocks are rows of the call.
+  const int in_window = args.window + (args.in_blocks ? rows : 0);
+  const int most =
+      std::min(in_window, of_window.max_seq_len) + (top_k > 0 ? std::min(top_k, visible) : visible);
+  const int call_rows = std::min(rows, kMostCallRows);
+  if (call_rows > work.limits.max_rows || most > work.limits.max_count) {
+    Synchronize();
+    work.memory = DeviceMemory();
+    ++memory_version_;
+    work.planned_serial = 0;
+    work.limits = {.max_rows = std::max(PowerOfTwo(call_rows, 64), work.limits.max_rows),
+                   .max_count = std::max(PowerOfTwo(most, 1024), work.limits.max_count),
+                   .heads = args.heads};
+    work.memory = DeviceMemory(CompressedAttentionWorkspaceBytes(work.limits), "attention");
+    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
+              "clearing the work space");
+  }
+  CompressedAttentionParams params;
+  params.heads = args.heads;
+  params.rows = work.rows;
+  params.window = PagesOf(args.window_rows, of_window);
+  if (args.ratio > 0) {
+    params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+  }
+  if (args.selected != nullptr) {
+    params.lists = args.selected->entries;
+    params.lists_stride = args.selected->stride;
+  }
+  params.softmax_scale = args.softmax_scale;
+  params.sink = args.sinks;
+  auto* const lse = context.arena.Take<float>(int64_t{rows} * args.heads);
+  const uint64_t serial = Cast(inputs).serial();
+  for (int first = 0; first < rows; first += call_rows) {
+    const int count = std::min(call_rows, rows - first);
+    params.first_row = first;
+    params.num_rows = count;
+    params.q = q.Rows(first, count).data;
+    params.output = results.rows().Rows(first, count).data;
+    params.lse = lse + int64_t{first} * args.heads;
+    if (args.back != nullptr) {
+      params.cos = AnglesOf(*args.back, args.back->cos) + int64_t{first} * kCompressedRotary / 2;
+      params.sin = AnglesOf(*args.back, args.back->sin) + int64_t{first} * kCompressedRotary / 2;
+    }
+    // Once for all layers of a step whose rows are attended to in one call.
+    if (work.planned_serial != serial || work.planned_first != first ||
+        work.planned_count != count) {
+      CheckCuda(CompressedAttentionPlan(params, work.limits, work.memory.data(), stream_),
+                "the plan of attention");
+      work.planned_serial = serial;
+      work.planned_first = first;
+      work.planned_count = count;
+      ++compressed_plans_;
+    }
+    CheckCuda(outrider::cuda::CompressedAttention(params, work.limits, work.memory.data(), stream_),
+              "attention");
+  }
+  results.Finish();
+}
+
+}  // namespace outrider::cuda
