@@ -48,8 +48,7 @@ bool ChoicesWriter::TellsTokens(const OutputDelta& delta) const {
 }
 
 std::string ChoicesWriter::LastChoiceMembers(const OutputDelta& delta) const {
-  const std::string of_end =
-      WeightMembers(delta) + ExpertMembers(delta, info_.options.sglangs_experts);
+  std::string of_end = WeightMembers(delta) + ExpertMembers(delta, info_.options.sglangs_experts);
   if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) return of_end;
   return R"(,"speculative_steps":)" + StepsJson(delta, encoder_) + of_end;
 }
