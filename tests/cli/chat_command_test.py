@@ -186,6 +186,9 @@ class ChatWithServerTest(unittest.TestCase):
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(why, run.stderr)
             self.assertEqual(run.stdout, "")
+        run = chat(AGES + "\n", "--api-key", "tiger")
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertIn("--api-key: has no effect without --url", run.stderr)
 
     def test_an_interrupt_ends_the_answer_and_not_the_program(self):
         run = subprocess.Popen([OUTRIDER, "chat", "--url", self.url, "--api-key", "tiger", "--temperature", "0"],

@@ -70,7 +70,7 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
         ("an unreachable server is no failure", "cli/chat_command.cc",
          "      if (error.code() == ErrorCode::kUnavailable && !prompts) throw;\n", "", ""),
         ("engine options are dropped without a word", "options/command_line.cc",
-         "  if (!invocation.settings.chat.url.empty()) RefuseEngineOptions(from_arguments);\n", "", ""),
+         "  if (command == Command::kChat) CheckChat(from_arguments, invocation.settings.chat);\n", "", ""),
         ("a chat forgets its answers", "cli/chat_session.cc",
          'messages_.emplace_back("assistant", text);', "", "")),
     "serve_process_test.py": (

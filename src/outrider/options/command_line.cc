@@ -205,9 +205,13 @@ std::string CompletionOf(std::span<const std::string> arguments) {
   return CompletionScript(ParseShell("outrider completion", arguments.front()));
 }
 
-/// Options of an engine say nothing to a server that runs.
-void RefuseEngineOptions(const Layer& arguments) {
+/// Options of an engine say nothing to a server that runs, nor does a server's key to an engine.
+void CheckChat(const Layer& arguments, const ChatSettings& chat) {
   for (const auto& [row, value] : arguments) {
+    if (chat.url.empty()) {
+      if (row->name != "api-key") continue;
+      throw InvalidArgument("{}: has no effect without --url", value.where);
+    }
     if (row->name == "model") continue;
     const std::array<std::string_view, 3> useful = {"Input", "Sampling", "Logging"};
     if (std::find(useful.begin(), useful.end(), row->group) != useful.end()) continue;
@@ -336,7 +340,7 @@ Invocation ParseCommandLine(std::span<const std::string> given_arguments,
   Apply(EnvironmentLayer(command, environment), invocation.settings, given);
   const Layer from_arguments = ArgumentLayer(command, parsed);
   Apply(from_arguments, invocation.settings, given);
-  if (!invocation.settings.chat.url.empty()) RefuseEngineOptions(from_arguments);
+  if (command == Command::kChat) CheckChat(from_arguments, invocation.settings.chat);
   CheckComplete(command, invocation.settings);
 
   for (const auto& [name, text] : given) {
