@@ -271,7 +271,7 @@ BREAKS = (
           "if (place + kMlaTileKeys > item.seq_len) {", "if (place > item.seq_len) {",
           "listed_attention_test", "Hopper/*"),
     Break("listed", "a block that folds as it goes folds half as often",
-          "kernels/cuda/sparse/listed_attention.cu", "args.mla.splits = kSplits;",
+          "kernels/cuda/sparse/listed_attention.cu", "args.mla.splits = kListedSplits;",
           "args.mla.splits = {2 * kListedSplit, 1 << 20, 1 << 20};",
           "listed_attention_test", "Hopper/*"),
     Break("compressed", "entries begin a place too late",

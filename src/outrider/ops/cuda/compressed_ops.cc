@@ -1,7 +1,6 @@
 // CudaOps: DeepSeek-V4's attention, but for its indexer (sparse_ops.cc). Caches hold bf16 entries
 // and float32 rows of tokens.
 #include <algorithm>
-#include <bit>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/compressed/compress_entries.h"
@@ -9,6 +8,7 @@
 #include "outrider/kernels/cuda/compressed/query_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/kernel_arguments.h"
 
 namespace outrider::cuda {
 
@@ -16,27 +16,8 @@ namespace {
 
 constexpr int kMostCallRows = 4096;  // of attention
 
-int Int(int64_t value) { return static_cast<int>(value); }
-
-int PowerOfTwo(int value, int least) {
-  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<unsigned>(value))));
-}
-
 bool Holds(const LayerCache& cache, DType dtype, int64_t width) {
   return cache.dtype == dtype && cache.code_bytes == 0 && cache.width == width;
-}
-
-int64_t BlockBytes(const LayerCache& cache) {
-  return cache.block_stride * static_cast<int64_t>(DTypeSize(cache.dtype));
-}
-
-PagedEntries PagesOf(const LayerCache& cache, const DecodeRequests& requests) {
-  return {.data = cache.data,
-          .num_pages = cache.num_blocks,
-          .page_size = cache.block_size,
-          .page_stride = BlockBytes(cache),
-          .block_table = requests.block_tables,
-          .block_table_stride = requests.block_table_stride};
 }
 
 /// cos or sin [rows, 32], pairs (2i, 2i + 1).

@@ -15,13 +15,12 @@
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
+#include "outrider/ops/cuda/kernel_arguments.h"
 #include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
 
 namespace {
-
-int Int(int64_t value) { return static_cast<int>(value); }
 
 /// Whether `second` begins where `first` ends.
 bool Follows(const void* first, size_t bytes, const void* second) {

@@ -1,28 +1,18 @@
 // CudaOps: grouped-query attention.
 #include <algorithm>
-#include <bit>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/gqa/head_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/kernel_arguments.h"
 
 namespace outrider::cuda {
 
 static_assert(kHopperHeadDim == kGqaHeadDim && kHopperQueryHeads == kGqaTileRows);
 
 namespace {
-
-int Int(int64_t value) { return static_cast<int>(value); }
-
-int PowerOfTwo(int value, int least) {
-  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<unsigned>(value))));
-}
-
-int64_t BlockStride(const LayerCache& cache) {
-  return cache.block_stride * static_cast<int64_t>(DTypeSize(cache.dtype));
-}
 
 void CheckEntries(const PerHeadShape& s, const LayerCache& cache) {
   OUTRIDER_CHECK(s.nope == kGqaHeadDim && s.rope == 0 && s.value == kGqaHeadDim &&
@@ -60,7 +50,7 @@ void CudaOps::WriteHeadEntries(const Context& /*context*/, const PerHeadShape& s
   params.slots = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
   params.cache_dtype = args.cache.dtype;
-  params.block_stride = BlockStride(args.cache);
+  params.block_stride = BlockBytes(args.cache);
   params.block_size = args.cache.block_size;
   CheckCuda(NormHeadRows(params, stream_), "cache entries");
 }
@@ -105,7 +95,7 @@ void CudaOps::AttendPerHead(const Context& context, const PerHeadShape& s, GqaBo
   params.q_stride = q.stride;
   params.cache = args.cache.data;
   params.cache_dtype = args.cache.dtype;
-  params.block_stride = BlockStride(args.cache);
+  params.block_stride = BlockBytes(args.cache);
   params.num_blocks = args.cache.num_blocks;
   params.block_size = args.cache.block_size;
   params.softmax_scale = s.softmax_scale;

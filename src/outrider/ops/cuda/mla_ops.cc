@@ -1,6 +1,5 @@
 // CudaOps: multi-head latent attention.
 #include <algorithm>
-#include <bit>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
@@ -10,6 +9,7 @@
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/kernel_arguments.h"
 
 namespace outrider::cuda {
 
@@ -21,8 +21,6 @@ constexpr int kLatentWidth = kMlaValueDim;
 constexpr int kRopeWidth = kMlaKeyDim - kMlaValueDim;
 // Behind queries: enough for the slack rows of 128 heads of 256.
 constexpr size_t kQueryReach = size_t{24} << 20;
-
-int Int(int64_t value) { return static_cast<int>(value); }
 
 RotaryTable TableOf(const Rotary& rotary) {
   OUTRIDER_CHECK(rotary.cos.cols == kRopeWidth / 2 && rotary.cos.stride == rotary.cos.cols);
@@ -39,10 +37,6 @@ void CheckShape(const MlaShape& s, const LayerCache& cache) {
 /// Entries of 8 bits are stored as they are, without a scale.
 MlaCacheType TypeOf(const LayerCache& cache) {
   return cache.dtype == DType::kBF16 ? MlaCacheType::kBf16 : MlaCacheType::kE4m3;
-}
-
-int PowerOfTwo(int64_t value, int least) {
-  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<uint64_t>(value))));
 }
 
 }  // namespace

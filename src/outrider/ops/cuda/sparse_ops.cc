@@ -1,6 +1,5 @@
 // CudaOps: an indexer's keys and choice, and latent attention to what it chose.
 #include <algorithm>
-#include <bit>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/sparse/choose_entries.h"
@@ -8,6 +7,7 @@
 #include "outrider/kernels/cuda/sparse/index_scores.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/kernel_arguments.h"
 
 namespace outrider::cuda {
 
@@ -18,25 +18,8 @@ namespace {
 constexpr int kRowStep = 32;  // rows whose scores are in memory together are a multiple of it
 constexpr int kMostCallRows = 4096;
 
-int Int(int64_t value) { return static_cast<int>(value); }
-
-int PowerOfTwo(int value, int least) {
-  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<unsigned>(value))));
-}
-
 /// Rounded up to whole 16 bytes of 4-byte numbers.
 int64_t WholeVectors(int64_t count) { return (count + 3) / 4 * 4; }
-
-PagedEntries PagesOf(const LayerCache& cache, const DecodeRequests& requests) {
-  PagedEntries pages;
-  pages.data = cache.data;
-  pages.num_pages = cache.num_blocks;
-  pages.page_size = cache.block_size;
-  pages.page_stride = cache.block_stride * static_cast<int64_t>(DTypeSize(cache.dtype));
-  pages.block_table = requests.block_tables;
-  pages.block_table_stride = requests.block_table_stride;
-  return pages;
-}
 
 bool HoldsBf16(const LayerCache& cache, int width) {
   return cache.dtype == DType::kBF16 && cache.code_bytes == 0 && cache.width == width;
@@ -70,7 +53,7 @@ void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& input
   params.interleaved = rotary.interleaved;
   params.slots = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
-  params.block_stride = args.cache.block_stride * static_cast<int64_t>(sizeof(BFloat16));
+  params.block_stride = BlockBytes(args.cache);
   params.block_size = args.cache.block_size;
   CheckCuda(outrider::cuda::WriteIndexKeys(params, stream_), "index keys");
 }

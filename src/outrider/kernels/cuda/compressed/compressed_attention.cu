@@ -1,13 +1,11 @@
 // Compressed attention on Hopper: listed attention (sparse/listed_attention_task.cuh) over two
 // caches, with keys of 512 columns and no rotary part of its own.
-#include <algorithm>
 #include <bit>
 #include <numbers>
 
 #include "outrider/kernels/cuda/compressed/compressed_attention_form.cuh"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
-#include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
-#include "outrider/kernels/cuda/sparse/listed_attention_task.cuh"
+#include "outrider/kernels/cuda/sparse/listed_plan.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -22,33 +20,6 @@ __global__ void __launch_bounds__(kListedThreads, 1)
   if (threadIdx.x == 0 && (SharedAddress(compressed_bytes) & 1023) != 0) __trap();
   AttendListed<WindowForm, kSharedTiles>(args, maps,
                                          *reinterpret_cast<WindowShared*>(compressed_bytes));
-}
-
-MlaDecodeLimits LimitsOf(const ListedAttentionLimits& limits) {
-  return {.max_tokens = limits.max_rows,
-          .max_requests = limits.max_rows,
-          .max_seq_len = std::max(limits.max_count, 1),
-          .heads = limits.heads};
-}
-
-constexpr MlaSplits kSplits = {kListedSplit, 1 << 20, 1 << 20};
-
-/// The rows as requests of one row each.
-MlaDecodeParams PlanParams(const CompressedAttentionParams& params) {
-  MlaDecodeParams plan;
-  plan.num_requests = params.num_rows;
-  plan.num_tokens = params.num_rows;
-  plan.heads = params.heads;
-  plan.query_start_loc = params.rows.starts;
-  plan.seq_lens = params.rows.counts + params.first_row;
-  plan.splits = kSplits;
-  return plan;
-}
-
-/// What MlaDecodePlan takes two items that share a tile for.
-bool SharedTiles(const CompressedAttentionParams& params) {
-  const int tiles = params.num_rows * params.heads / kMlaTileRows + params.num_rows;
-  return tiles > MlaBlocks();
 }
 
 bool ArePages(const PagedEntries& entries) {
@@ -93,14 +64,14 @@ cudaError_t Launch(const WindowArguments& args, const MlaTensorMaps& maps, cudaS
 }  // namespace
 
 size_t CompressedAttentionWorkspaceBytes(const ListedAttentionLimits& limits) {
-  return CarveMlaWorkspace(LimitsOf(limits), nullptr).bytes;
+  return CarveMlaWorkspace(MlaLimitsOf(limits), nullptr).bytes;
 }
 
 cudaError_t CompressedAttentionPlan(const CompressedAttentionParams& params,
                                     const ListedAttentionLimits& limits, void* workspace,
                                     cudaStream_t stream) {
   if (!Valid(params, limits)) return cudaErrorInvalidValue;
-  return MlaDecodePlan(PlanParams(params), LimitsOf(limits), workspace, stream);
+  return MlaDecodePlan(PlanParams(params), MlaLimitsOf(limits), workspace, stream);
 }
 
 cudaError_t CompressedAttention(const CompressedAttentionParams& params,
@@ -109,14 +80,14 @@ cudaError_t CompressedAttention(const CompressedAttentionParams& params,
   if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
   if (params.num_rows == 0) return cudaSuccess;
   WindowArguments args = {};
-  args.mla.workspace = CarveMlaWorkspace(LimitsOf(limits), workspace);
+  args.mla.workspace = CarveMlaWorkspace(MlaLimitsOf(limits), workspace);
   args.mla.heads = params.heads;
   args.mla.score_scale = params.softmax_scale * std::numbers::log2e_v<float>;
   args.mla.value_scale = 1.0F;
   args.mla.sink = params.sink;
   args.mla.output = static_cast<__nv_bfloat16*>(params.output);
   args.mla.lse = params.lse;
-  args.mla.splits = kSplits;
+  args.mla.splits = kListedSplits;
   args.rows = params.rows.rows + params.first_row;
   if (params.lists != nullptr) args.lists = params.lists + params.first_row * params.lists_stride;
   args.lists_stride = params.lists_stride;

@@ -2,26 +2,12 @@
 
 #include "outrider/kernels/cuda/compressed/compressed_rows.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
+#include "outrider/kernels/cuda/sparse/request_of_row.cuh"
 
 namespace outrider::cuda {
 namespace {
 
 constexpr int kPlanRowsThreads = 256;
-
-/// The request whose rows contain `row`, which is below query_start_loc[num_requests].
-__device__ __forceinline__ int RequestOf(const CompressedRowsParams& params, int row) {
-  int low = 0;
-  int high = params.num_requests;  // query_start_loc[low] <= row < query_start_loc[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (params.query_start_loc[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 __global__ void __launch_bounds__(kPlanRowsThreads)
     PlanRowsKernel(const CompressedRowsParams params, const CompressedRows rows) {
@@ -33,7 +19,7 @@ __global__ void __launch_bounds__(kPlanRowsThreads)
   CompressedRow at = {};
   int entries = 0;
   if (row < true_rows) {
-    at.request = RequestOf(params, row);
+    at.request = RequestOfRow(params.query_start_loc, params.num_requests, row);
     const int first = params.query_start_loc[at.request];
     const int end = params.query_start_loc[at.request + 1];
     const int length = params.seq_lens[at.request];

@@ -1,11 +1,9 @@
-#include <algorithm>
 #include <bit>
 #include <numbers>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
-#include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
-#include "outrider/kernels/cuda/sparse/listed_attention_task.cuh"
+#include "outrider/kernels/cuda/sparse/listed_plan.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -20,33 +18,6 @@ __global__ void __launch_bounds__(kListedThreads, 1)
   if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
   AttendListed<LatentForm, kSharedTiles>(args, maps,
                                          *reinterpret_cast<LatentShared*>(listed_bytes));
-}
-
-MlaDecodeLimits LimitsOf(const ListedAttentionLimits& limits) {
-  return {.max_tokens = limits.max_rows,
-          .max_requests = limits.max_rows,
-          .max_seq_len = std::max(limits.max_count, 1),
-          .heads = limits.heads};
-}
-
-constexpr MlaSplits kSplits = {kListedSplit, 1 << 20, 1 << 20};
-
-/// The rows as requests of one row each.
-MlaDecodeParams PlanParams(const ListedAttentionParams& params) {
-  MlaDecodeParams plan;
-  plan.num_requests = params.num_rows;
-  plan.num_tokens = params.num_rows;
-  plan.heads = params.heads;
-  plan.query_start_loc = params.rows.starts;
-  plan.seq_lens = params.rows.counts + params.first_row;
-  plan.splits = kSplits;
-  return plan;
-}
-
-/// What MlaDecodePlan takes two items that share a tile for.
-bool SharedTiles(const ListedAttentionParams& params) {
-  const int tiles = params.num_rows * params.heads / kMlaTileRows + params.num_rows;
-  return tiles > MlaBlocks();
 }
 
 bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& limits) {
@@ -71,14 +42,14 @@ cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaS
 }  // namespace
 
 size_t ListedAttentionWorkspaceBytes(const ListedAttentionLimits& limits) {
-  return MlaDecodeWorkspaceBytes(LimitsOf(limits));
+  return MlaDecodeWorkspaceBytes(MlaLimitsOf(limits));
 }
 
 cudaError_t ListedAttentionPlan(const ListedAttentionParams& params,
                                 const ListedAttentionLimits& limits, void* workspace,
                                 cudaStream_t stream) {
   if (!Valid(params, limits)) return cudaErrorInvalidValue;
-  return MlaDecodePlan(PlanParams(params), LimitsOf(limits), workspace, stream);
+  return MlaDecodePlan(PlanParams(params), MlaLimitsOf(limits), workspace, stream);
 }
 
 cudaError_t ListedAttention(const ListedAttentionParams& params,
@@ -87,14 +58,14 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
   if (params.num_rows == 0) return cudaSuccess;
   ListedArguments args = {};
-  args.mla.workspace = CarveMlaWorkspace(LimitsOf(limits), workspace);
+  args.mla.workspace = CarveMlaWorkspace(MlaLimitsOf(limits), workspace);
   args.mla.heads = params.heads;
   args.mla.score_scale = params.softmax_scale * std::numbers::log2e_v<float>;
   args.mla.value_scale = 1.0f;
   args.mla.sink = params.sink;
   args.mla.output = static_cast<__nv_bfloat16*>(params.output);
   args.mla.lse = params.lse;
-  args.mla.splits = kSplits;
+  args.mla.splits = kListedSplits;
   args.request = params.rows.request + params.first_row;
   args.lists = params.lists + params.first_row * params.lists_stride;
   args.lists_stride = params.lists_stride;

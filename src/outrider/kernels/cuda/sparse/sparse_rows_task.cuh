@@ -2,6 +2,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/sparse/request_of_row.cuh"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 
 namespace outrider::cuda {
@@ -37,21 +38,6 @@ __device__ __forceinline__ int SumBefore(int value, int (&warp_sums)[kSparsePlan
   return before + sum - value;
 }
 
-/// The request whose rows contain `row`, which is below query_start_loc[num_requests].
-__device__ __forceinline__ int RequestOfRow(const SparseRowsParams& params, int row) {
-  int low = 0;
-  int high = params.num_requests;  // query_start_loc[low] <= row < query_start_loc[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (params.query_start_loc[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 /// Tiles of 64 entries that the rows of a tile are scored against: none while all are chosen.
 __device__ __forceinline__ int ScoredTiles(const SparseRowsParams& params, const SparseRows& rows,
                                            int row, int tile_rows) {
@@ -71,7 +57,7 @@ __device__ __forceinline__ void PlanRows(const SparseRowsParams& params, const S
     int visible = 0;
     int tile_rows = 0;
     if (row < true_rows) {
-      request = RequestOfRow(params, row);
+      request = RequestOfRow(params.query_start_loc, params.num_requests, row);
       const int begin = params.query_start_loc[request];
       const int end = params.query_start_loc[request + 1];
       const int position = params.seq_lens[request] - end + row;
