@@ -88,7 +88,17 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
                    (r < Decodes().size() && std::cmp_equal(Decodes()[r].first_row, r) &&
                     Decodes()[r].query_length == 1));
   }
+  if (HasOnePath()) AddOnePathGroups();
   Copy();
+}
+
+void CudaStepInputs::AddOnePathGroups() {
+  const std::span<const CacheGroupSpec> groups = layout_->groups();
+  if (groups_.size() < groups.size()) groups_.resize(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups_[i].block_step = 1;
+    groups_[i].block_size = groups[i].tokens_per_block;
+  }
 }
 
 std::span<const RequestRows> CudaStepInputs::Decodes() const {
@@ -152,16 +162,13 @@ void CudaStepInputs::Move(size_t places_at) const {
 
 const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
+  if (HasOnePath()) return groups_[index].inputs;
   while (groups_.size() <= index) groups_.emplace_back();
   Group& group = groups_[index];
-  // On one path the layers of a group may have entries of several ratios: blocks of some tokens
-  // have fewer entries.
-  const int64_t step = HasOnePath() ? 1 : BlockStep(cache);
-  const int32_t block_size =
-      HasOnePath() ? layout_->groups()[index].tokens_per_block : cache.block_size;
-  if (group.block_step != step || group.block_size != block_size) {
+  const int64_t step = BlockStep(cache);
+  if (group.block_step != step || group.block_size != cache.block_size) {
     group.block_step = step;
-    group.block_size = block_size;
+    group.block_size = cache.block_size;
     Copy();
   }
   return group.inputs;

@@ -78,8 +78,8 @@ class CudaStepInputs : public StepInputs {
   const int32_t* positions() const { return positions_; }  // [rows] on the device
   /// [1] on the device: rows but for those that were added. Null where none were.
   const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }
-  /// What the layers of a cache's group read; Assign copies it to the device. A group's first time
-  /// copies all again.
+  /// What the layers of a cache's group read; Assign copies it to the device. On several paths a
+  /// group's first time copies all again, and arrays move: an operation then reads one group only.
   const CacheInputs& Of(const LayerCache& cache) const;
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }
@@ -106,6 +106,9 @@ class CudaStepInputs : public StepInputs {
     RequestArrays per_head_prompts_at = {};
     std::vector<RequestArrays> prompts_at;
   };
+  /// Makes the geometry of all groups known. The layers of a group may have entries of several
+  /// ratios, blocks of as many tokens have fewer entries: all are counted in tokens.
+  void AddOnePathGroups();
   /// Copies the rows, and what is read of them in the groups whose geometry is known.
   void Copy() const;
   void AddGroup(size_t index) const;
