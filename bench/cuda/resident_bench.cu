@@ -4,7 +4,9 @@
 // by its size. One block per multiprocessor. Takes no arguments and prints one figure a line.
 #include <cooperative_groups.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda/graph_timer.h"
@@ -21,14 +23,22 @@ constexpr int kThreads = kReaders + 32;
 constexpr int kValues = 2048;       // float32 that a hop carries from all blocks to all: 8 KB
 constexpr int kCounterStride = 32;  // counters of their own lines of 128 bytes
 
+/// How blocks learn that others' values are there.
+enum class Hop {
+  kFenced,    // a counter: a fence and a release by one thread, its polls between two barriers
+  kReleased,  // a counter: a release without the fence, a thread of each warp polls
+  kNumbered,  // no counter: each value is stored with the hop's number, its reader polls the pair
+};
+
 struct RingParams {
   const char* weights = nullptr;
   int steps = 0;
-  int slots = 0;                    // of a step, of every block
-  int hops = 0;                     // behind every step
+  int slots = 0;  // of a step, of every block
+  int hops = 0;   // behind every step
+  Hop hop = Hop::kFenced;
   bool loads = false;               // a hop carries values, too
   int pause_ns = 0;                 // behind every step
-  float* values = nullptr;          // [2, kValues]
+  float* values = nullptr;          // [2, kValues], of kNumbered [2, kValues, 2]
   uint32_t* counters = nullptr;     // one for every hop, zero
   long long* hop_cycles = nullptr;  // [blocks], of all hops
   float* never = nullptr;
@@ -40,18 +50,69 @@ __device__ uint64_t Nanoseconds() {
   return time;
 }
 
+/// Waits until all blocks have arrived.
+__device__ void Poll(const uint32_t* counter) {
+  uint32_t seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < gridDim.x);
+}
+
 /// All blocks' readers meet: everybody's values are there for everybody.
-__device__ void Meet(uint32_t* counter) {
+__device__ void Meet(Hop hop, uint32_t* counter) {
   NamedSync(1, kReaders);
-  if (threadIdx.x == 0) {
-    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
-                 : "memory");
-    uint32_t seen;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    } while (seen < gridDim.x);
+  if (hop == Hop::kFenced) {
+    if (threadIdx.x == 0) {
+      asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
+                   : "memory");
+      Poll(counter);
+    }
+    NamedSync(1, kReaders);
+  } else {
+    if (threadIdx.x == 0) {
+      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    }
+    if (threadIdx.x % 32 == 0) Poll(counter);
+    __syncwarp();
   }
-  NamedSync(1, kReaders);
+}
+
+/// Values of this thread that all blocks get, and its share of everybody's: their sum is added.
+__device__ void Carry(const RingParams& p, int hop, float& value) {
+  if (p.hop == Hop::kNumbered) {
+    auto* const pairs = reinterpret_cast<uint2*>(p.values) + hop % 2 * kValues;
+    const uint32_t number = static_cast<uint32_t>(hop) + 1;
+    for (int at = blockIdx.x + threadIdx.x * gridDim.x; at < kValues; at += kReaders * gridDim.x) {
+      asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(pairs + at),
+                   "r"(__float_as_uint(value)), "r"(number)
+                   : "memory");
+    }
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kValues / 2 / kReaders; ++j) {
+      uint4 two;
+      do {
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(two.x), "=r"(two.y), "=r"(two.z), "=r"(two.w)
+                     : "l"(pairs + 2 * (j * kReaders + threadIdx.x))
+                     : "memory");
+      } while (two.y != number || two.w != number);
+      sum += __uint_as_float(two.x) + __uint_as_float(two.z);
+    }
+    value += sum;
+    return;
+  }
+  float* const values = p.values + hop % 2 * kValues;
+  for (int at = blockIdx.x + threadIdx.x * gridDim.x; at < kValues; at += kReaders * gridDim.x) {
+    values[at] = value;
+  }
+  Meet(p.hop, p.counters + hop * kCounterStride);
+#pragma unroll
+  for (int j = 0; j < kValues / 4 / kReaders; ++j) {
+    const float4 four =
+        __ldcg(reinterpret_cast<const float4*>(values) + j * kReaders + threadIdx.x);
+    value += four.x + four.y + four.z + four.w;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, 1) RingKernel(RingParams p) {
@@ -103,21 +164,10 @@ __global__ void __launch_bounds__(kThreads, 1) RingKernel(RingParams p) {
     }
     const long long begin = clock64();
     for (int h = 0; h < p.hops; ++h, ++hop) {
-      float* const values = p.values + hop % 2 * kValues;
       if (p.loads) {
-        for (int at = blockIdx.x + threadIdx.x * gridDim.x; at < kValues;
-             at += kReaders * gridDim.x) {
-          values[at] = value;
-        }
-      }
-      Meet(p.counters + hop * kCounterStride);
-      if (p.loads) {
-#pragma unroll
-        for (int j = 0; j < kValues / 4 / kReaders; ++j) {
-          const float4 four =
-              __ldcg(reinterpret_cast<const float4*>(values) + j * kReaders + threadIdx.x);
-          value += four.x + four.y + four.z + four.w;
-        }
+        Carry(p, hop, value);
+      } else {
+        Meet(p.hop, p.counters + hop * kCounterStride);
       }
     }
     hop_cycles += clock64() - begin;
@@ -224,7 +274,7 @@ class ResidentBench {
     CudaOk(cudaEventCreate(&end_), "event");
     CudaOk(cudaMalloc(&weights_, WeightBytes()), "weights");
     CudaOk(cudaMemset(weights_, 1, WeightBytes()), "weights");
-    CudaOk(cudaMalloc(&values_, 2 * kValues * sizeof(float)), "values");
+    CudaOk(cudaMalloc(&values_, kValuesBytes), "values");
     CudaOk(cudaMalloc(&counters_, kMostHops * kCounterStride * sizeof(uint32_t)), "counters");
     CudaOk(cudaMalloc(&cycles_, blocks_ * sizeof(long long)), "cycles");
     CudaOk(cudaMalloc(&never_, sizeof(float)), "never");
@@ -237,11 +287,20 @@ class ResidentBench {
         Ring("ring without pauses", {.steps = kSteps, .slots = kStepSlots}, read);
     Ring("ring, 20 us without readers behind every step",
          {.steps = kSteps, .slots = kStepSlots, .pause_ns = 20000}, read);
-    Ring("ring, 8 hops with 8 KB behind every step",
-         {.steps = kSteps, .slots = kStepSlots, .hops = 8, .loads = true}, read);
     std::printf("ring: %.2f of the rate of reads\n", streamed / read);
-    Hop("hop", {.steps = 1, .hops = kMostHops});
-    Hop("hop with 8 KB", {.steps = 1, .hops = kMostHops, .loads = true});
+    for (const auto& [name, hop] :
+         {std::pair("fenced", Hop::kFenced), std::pair("released", Hop::kReleased),
+          std::pair("numbered", Hop::kNumbered)}) {
+      std::printf("%s: ", name);
+      Ring("ring, 8 hops with 8 KB behind every step",
+           {.steps = kSteps, .slots = kStepSlots, .hops = 8, .hop = hop, .loads = true}, read);
+      if (hop != Hop::kNumbered) {
+        std::printf("%s: ", name);
+        TimeHop("hop", {.steps = 1, .hops = kMostHops, .hop = hop});
+      }
+      std::printf("%s: ", name);
+      TimeHop("hop with 8 KB", {.steps = 1, .hops = kMostHops, .hop = hop, .loads = true});
+    }
     Chains();
     Code<16>();
     Code<32>();
@@ -255,6 +314,7 @@ class ResidentBench {
   static constexpr int kSteps = 40;
   static constexpr int kStepSlots = 64;  // of 132 blocks together 138 MB: a layer of GLM-4.7-Flash
   static constexpr int kMostHops = 2000;
+  static constexpr size_t kValuesBytes = size_t{4} * kValues * sizeof(float);
 
   size_t WeightBytes() const {
     return size_t{kSteps} * kStepSlots * kSlotBytes * static_cast<size_t>(blocks_);
@@ -266,6 +326,7 @@ class ResidentBench {
     float best = 1e30F;
     for (int i = 0; i < 5; ++i) {
       CudaOk(cudaMemset(counters_, 0, kMostHops * kCounterStride * sizeof(uint32_t)), "counters");
+      CudaOk(cudaMemset(values_, 0, kValuesBytes), "values");
       CudaOk(cudaEventRecord(begin_), "record");
       launch();
       CudaOk(cudaEventRecord(end_), "record");
@@ -320,7 +381,7 @@ class ResidentBench {
     return rate;
   }
 
-  void Hop(const char* name, const RingParams& params) {
+  void TimeHop(const char* name, const RingParams& params) {
     const double ms = RunRing(params);
     std::printf("%s: %.2f us by the clock of the card, %.2f by cycles\n", name,
                 ms * 1e3 / params.hops, HopMicroseconds(params.hops));
