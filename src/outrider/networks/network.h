@@ -54,8 +54,8 @@ struct LayerTap {
 /// What a pass of the target gives beside its output.
 struct TargetTaps {
   std::span<const LayerTap> layers = {};  // in order of layer
-  /// [rows, layers, top_k] of RoutedShapeOf: the ids of each row's experts. Layers without experts
-  /// write nothing. On a device that tells them (Ops::chosen_experts).
+  /// [rows, layers, top_k] of RoutedShapeOf in the device's memory: the ids of each row's experts.
+  /// Layers without experts write nothing. On a device that tells them (Ops::chosen_experts).
   ChosenExpertsOfLayers experts = {};
 };
 
