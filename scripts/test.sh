@@ -68,7 +68,7 @@ configure_and_build() {
   if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" \
     -DOUTRIDER_CLIENTS_PYTHON="$clients_python" \
     -DOUTRIDER_LLAMA_INDEX_PYTHON="$llama_index_python" \
-    -DOUTRIDER_DYNAMO_PYTHON="$dynamo_python" "${arguments[@]}" \
+    -DOUTRIDER_OPERATORS_PYTHON="$operators_python" "${arguments[@]}" \
     >build/configure.log 2>&1; then
     cat build/configure.log
     return 1
@@ -152,14 +152,14 @@ trap 'rm -rf "$tmp"' EXIT
 check "python packages" install_python_packages build/venv tests/requirements.txt
 clients_python=
 llama_index_python=
-dynamo_python=
+operators_python=
 if $full; then
   check "client packages" install_python_packages build/venv-clients tests/requirements_clients.txt &&
     clients_python=$PWD/build/venv-clients/bin/python
   check "llama-index" install_python_packages build/venv-llama-index tests/requirements_llama_index.txt &&
     llama_index_python=$PWD/build/venv-llama-index/bin/python
-  check "dynamo" install_python_packages build/venv-dynamo tests/requirements_dynamo.txt &&
-    dynamo_python=$PWD/build/venv-dynamo/bin/python
+  check "operators' packages" install_python_packages build/venv-operators tests/requirements_operators.txt &&
+    operators_python=$PWD/build/venv-operators/bin/python
 fi
 
 # The labels of tests that are left out (tests/CMakeLists.txt says what they mean).

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""NVIDIA Dynamo's KV indexer (tests/requirements_dynamo.txt) reads what a server publishes of its cache,
+"""NVIDIA Dynamo's KV indexer (tests/requirements_operators.txt) reads what a server publishes of its cache,
 and knows for every prompt how much of it is cached.
 
     dynamo_indexer_test.py --outrider build/.../outrider
