@@ -63,8 +63,8 @@ class Rank {
 
   /// Runs the target over the rows of a layout. The first rank may be asked for their experts.
   void Forward(const BatchLayout& layout, bool tells_experts = false);
-  /// Of the rows that Forward has run last, where it was asked: [rows, layers, top_k] of
-  /// RoutedShapeOf. The first call after Forward waits for what was launched.
+  /// The experts of the rows that Forward has run last, where it was asked: [rows, layers, top_k]
+  /// of RoutedShapeOf. The first call after Forward waits for what was launched.
   std::span<const int16_t> ExpertsOf(int32_t first_row, int32_t rows);
 
   // Tokens of the rows that Forward has run; see LogitsPass.
@@ -89,7 +89,7 @@ class Rank {
   /// Whether the distributions that drafts are drawn from are kept for verification.
   bool KeepsDraftProbs() const;
 
-  /// Of several ranks: see Communicator.
+  /// Where there are several ranks: see Communicator.
   void End(const std::string& reason) {
     if (parts_.ranks) parts_.ranks->End(reason);
   }

@@ -203,7 +203,7 @@ void StepRunner::ReadTokens(StepOutputs& outputs) {
   first().Wait(outputs.verify);
   for (size_t i = 0; i < outputs.unread.size(); ++i) {
     const UnreadResult& unread = outputs.unread[i];
-    // Of a request that has ended before, as of one that has left, it is for nobody.
+    // Nobody wants what a request that has ended before, or has left, would get.
     if (unread.slot == nullptr || unread.slot->ended) continue;
     if (first().has_drafter()) {
       Take(step_.requests()[i]);

@@ -151,7 +151,7 @@ class Network {
 
   /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
-  /// Of passes of the target and of modules.
+  /// Counts passes of the target and of modules.
   ReplayCounts replay_counts() const { return replayer_->counts(); }
 
  protected:

@@ -25,7 +25,7 @@ struct ChosenExperts {
   }
 };
 
-/// The same of all layers: [rows, layers, top_k].
+/// Where the ids of all layers are to be written: [rows, layers, top_k].
 struct ChosenExpertsOfLayers {
   int16_t* ids = nullptr;
   RoutedShape shape;

@@ -81,7 +81,7 @@ std::string RefusalOfNetwork(const std::function<void(ModelConfig&)>& change) {
   return RefusalOf([](EngineOptions&, EnginePlan&) {}, model);
 }
 
-/// The same of its attention, in all layers.
+/// After a change of its attention, in all layers.
 std::string RefusalOfAttention(const std::function<void(MlaSpec&)>& change) {
   return RefusalOfNetwork([&](ModelConfig& c) {
     for (LayerSpec& layer : c.layers) change(std::get<MlaSpec>(layer.attention));

@@ -47,7 +47,7 @@ struct LayerComparison {
   int32_t block = 32;         // tokens of a block
   int32_t long_prompt = 300;  // tokens; the other prompts have 70 and 3
   int32_t first_chunk = 190;  // of the long prompt, in the first step
-  /// Of the CPU whose operands are rounded as the device's.
+  /// The CPU's, whose operands are rounded as the device's.
   const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
   double far_share = 1;  // as ExpectAsNear
 };

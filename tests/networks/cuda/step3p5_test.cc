@@ -83,7 +83,7 @@ TEST_P(StepTest, EveryLayerBesideTheCpus) {
   ExpectLayersBesideCpu({.config = config, .source = *Source(config), .modules = 3});
 }
 
-/// Of each row, the larger error of two log-probabilities: the likeliest token's and that of the
+/// Each row's larger error of two log-probabilities: the likeliest token's and that of the
 /// token which follows in the text.
 std::vector<double> LogprobErrors(std::span<const float> logits, std::span<const float> exact,
                                   std::span<const int32_t> next) {
