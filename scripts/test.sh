@@ -65,7 +65,7 @@ configure_and_build() {
     shift
   done
   if [ $# -gt 1 ]; then targets=(--target "${@:2}"); fi
-  if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" \
+  if ! cmake --preset "$preset" -UOUTRIDER_TEST_ROOMS -DOUTRIDER_TEST_PYTHON="$python" \
     -DOUTRIDER_CLIENTS_PYTHON="$clients_python" \
     -DOUTRIDER_LLAMA_INDEX_PYTHON="$llama_index_python" \
     -DOUTRIDER_OPERATORS_PYTHON="$operators_python" "${arguments[@]}" \
@@ -173,7 +173,7 @@ if $full; then
   wheel_packages=(-r python/tests/requirements.txt -r python/tests/requirements_lm_eval.txt)
   python_mixes=200
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=ON)
-  tsan_rooms=(-UOUTRIDER_TEST_ROOMS)
+  tsan_rooms=()
 else
   left_out='full|fuzz'
   tidy_since=("$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -n 6 HEAD | tail -n 1)")
