@@ -19,6 +19,7 @@ test_packages=(
   git libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
   clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev
   chromium chromium-driver  # for the web page
+  fish zsh                  # for completion
 )
 
 wanted=("${build_packages[@]}")

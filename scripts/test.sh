@@ -65,9 +65,10 @@ configure_and_build() {
     shift
   done
   if [ $# -gt 1 ]; then targets=(--target "${@:2}"); fi
-  if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" \
+  if ! cmake --preset "$preset" -UOUTRIDER_TEST_ROOMS -DOUTRIDER_TEST_PYTHON="$python" \
     -DOUTRIDER_CLIENTS_PYTHON="$clients_python" \
-    -DOUTRIDER_LLAMA_INDEX_PYTHON="$llama_index_python" "${arguments[@]}" \
+    -DOUTRIDER_LLAMA_INDEX_PYTHON="$llama_index_python" \
+    -DOUTRIDER_OPERATORS_PYTHON="$operators_python" "${arguments[@]}" \
     >build/configure.log 2>&1; then
     cat build/configure.log
     return 1
@@ -151,11 +152,14 @@ trap 'rm -rf "$tmp"' EXIT
 check "python packages" install_python_packages build/venv tests/requirements.txt
 clients_python=
 llama_index_python=
+operators_python=
 if $full; then
   check "client packages" install_python_packages build/venv-clients tests/requirements_clients.txt &&
     clients_python=$PWD/build/venv-clients/bin/python
   check "llama-index" install_python_packages build/venv-llama-index tests/requirements_llama_index.txt &&
     llama_index_python=$PWD/build/venv-llama-index/bin/python
+  check "operators' packages" install_python_packages build/venv-operators tests/requirements_operators.txt &&
+    operators_python=$PWD/build/venv-operators/bin/python
 fi
 
 # The labels of tests that are left out (tests/CMakeLists.txt says what they mean).
@@ -169,7 +173,7 @@ if $full; then
   wheel_packages=(-r python/tests/requirements.txt -r python/tests/requirements_lm_eval.txt)
   python_mixes=200
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=ON)
-  tsan_rooms=(-UOUTRIDER_TEST_ROOMS)
+  tsan_rooms=()
 else
   left_out='full|fuzz'
   tidy_since=("$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -n 6 HEAD | tail -n 1)")

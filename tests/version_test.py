@@ -1,6 +1,6 @@
 """The version stands in one place, project() of CMakeLists.txt. The program takes it from the generated
-header, the Python package from CMakeLists.txt by the expression in pyproject.toml, and the newest release
-of CHANGELOG.md, if there is one, is this version or an older one.
+header, the Python package from CMakeLists.txt by the expression in pyproject.toml, the newest release of
+CHANGELOG.md is this version or an older one, and images in the documents are of the newest release.
 
     version_test.py SOURCE_DIRECTORY VERSION GENERATED_HEADER
 """
@@ -11,6 +11,7 @@ import tomllib
 
 RELEASE = re.compile(r"^## (.*)$", re.MULTILINE)
 NUMBER = re.compile(r"\d+\.\d+\.\d+")
+IMAGE = re.compile(r"/outrider:(\d+\.\d+\.\d+)")
 # Where a version written by hand would go unnoticed.
 PROGRAM = ["src/outrider/**/*.h", "src/outrider/**/*.cc", "src/outrider/**/*.in", "python/**/*.py"]
 
@@ -47,6 +48,11 @@ def errors_in(source, version, header):
         yield "CHANGELOG.md: the newest release must come first, each once"
     if numbers and numbers[0] > key(version):
         yield f"CHANGELOG.md: has a release after {version}, the version of CMakeLists.txt"
+
+    for page in [source / "README.md", *source.glob("docs/*.md"), *source.glob("examples/**/*.*")]:
+        for image in IMAGE.findall(page.read_text()):
+            if not numbers or key(image) != numbers[0]:
+                yield f"{page}: an image of version {image}, which is not CHANGELOG.md's newest"
 
     for pattern in PROGRAM:
         for file in source.glob(pattern):

@@ -43,7 +43,7 @@ struct Shape {
 void RecordProduct(const Shape& shape, WeightFormat format, int rows, size_t bytes, double us,
                    double limit, double oracle_us) {
   static std::map<std::pair<std::string, int>, double> bf16_us;
-  // Of codes with other scales no goal is kept.
+  // No goal is kept of codes with other scales.
   if (!shape.has_goals || IsFourBits(format) || format == WeightFormat::kF8Rows) return;
   const bool bf16 = format == WeightFormat::kBf16;
   const std::string where = std::to_string(shape.n) + " x " + std::to_string(shape.k) + " " +

@@ -49,7 +49,7 @@ inline void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint
   const size_t code_bytes = four_bits ? count / 2 : count;
   const DeviceArray<uint8_t> codes(code_bytes);
   FillCodes<<<1024, 256>>>(codes.data(), code_bytes, seed);
-  // Of blocks, or of rows.
+  // Scales of blocks, or of rows.
   const size_t scale_count = static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128);
   const DeviceArray<float> scales(
       std::vector<float>(std::max(scale_count, static_cast<size_t>(weight.n)), 0x1p-8F));

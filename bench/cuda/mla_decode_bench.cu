@@ -350,7 +350,7 @@ std::vector<Case> Cases() {
     cases.push_back({h + " q 1..8 b128 ctx8192", heads, 64, MlaCacheType::kBf16, spread, lens, 0});
     cases.push_back({h + " one q32 b128 ctx8192", heads, 64, MlaCacheType::kBf16, extend, lens, 0});
   }
-  // The same as a padded call, and as a call per length (the sum of these).
+  // As a padded call, and as a call per length (the sum of these).
   uniform(16, 8, 128, 8192, 0);
   uniform(16, 32, 128, 8192, 0);
   uniform(16, 1, 116, 8192, 0);

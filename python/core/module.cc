@@ -136,6 +136,19 @@ nb::ndarray<nb::array_api, Number, nb::ndim<1>> NewArray(std::vector<Number> val
   return {kept->data(), {kept->size()}, owner};
 }
 
+/// int16 [tokens, layers, k], which keeps the engine's memory.
+nb::ndarray<nb::array_api, const int16_t, nb::ndim<3>> ExpertArray(
+    std::shared_ptr<const RoutedExperts> experts) {
+  auto* const kept = new std::shared_ptr(std::move(experts));
+  const nb::capsule owner(
+      kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<const RoutedExperts>*>(p); });
+  const RoutedExperts& told = **kept;
+  return {told.ids.data(),
+          {static_cast<size_t>(told.tokens), static_cast<size_t>(told.shape.layers),
+           static_cast<size_t>(told.shape.top_k)},
+          owner};
+}
+
 std::vector<Position> Positions(const std::vector<PositionLogprobs>& logprobs) {
   std::vector<Position> positions;
   positions.reserve(logprobs.size());
@@ -222,6 +235,14 @@ void AddEvents(nb::module_& module) {
                    [](const Event& event) { return event.delta.num_draft_tokens; })
       .def_prop_ro("num_accepted_tokens",
                    [](const Event& event) { return event.delta.num_accepted_tokens; })
+      .def_prop_ro(
+          "routed_experts",
+          [](const Event& event)
+              -> std::optional<nb::ndarray<nb::array_api, const int16_t, nb::ndim<3>>> {
+            if (event.delta.experts == nullptr) return std::nullopt;
+            return ExpertArray(event.delta.experts);
+          },
+          nb::rv_policy::automatic)
       .def_prop_ro("stats", [](const Event& event) { return StatsDict(event.delta.stats); });
   nb::class_<EventQueue>(module, "EventQueue")
       .def(nb::init<>())

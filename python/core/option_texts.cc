@@ -25,9 +25,10 @@ bool IsKeyword(const OptionRow& row, bool with_server) {
   // Logs are Python's.
   if (row.name == "log-level" || row.name == "log-format") return false;
   if (with_server) return true;
-  // The server's limits of requests, and how it reads answers, hold without it too.
-  static constexpr std::array<std::string_view, 4> kOfRequests = {
-      "max-logprobs", "max-num-queued-reqs", "tool-call-parser", "reasoning-parser"};
+  // The server's limits of requests, how it reads answers and what they tell hold without it too.
+  static constexpr std::array<std::string_view, 5> kOfRequests = {
+      "max-logprobs", "max-num-queued-reqs", "tool-call-parser", "reasoning-parser",
+      "enable-return-routed-experts"};
   return (row.group != "Server" && row.group != "Logging") ||
          std::find(kOfRequests.begin(), kOfRequests.end(), row.name) != kOfRequests.end();
 }

@@ -19,6 +19,7 @@ openai::RequestLimits LimitsOf(const ServerOptions& options, const PromptEncoder
   limits.max_model_len = options.max_model_len;
   limits.max_logprobs = options.max_logprobs;
   limits.num_speculative_tokens = options.num_speculative_tokens;
+  limits.tells_experts = options.tells_experts;
   limits.defaults = options.sampling_defaults;
   return limits;
 }

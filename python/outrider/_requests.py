@@ -161,4 +161,5 @@ class Request:
         choice.finish_reason = event.finish_reason
         choice.stop_reason = event.stop_reason
         choice.stats = outputs.request_stats(event.stats)
+        choice.routed_experts = event.routed_experts
         self.output.finished = not self._unfinished

@@ -71,6 +71,11 @@ class CompletionOutput:
     """Drafts of its tokens that were right."""
     stats: RequestStats | None = None
     """Once it has finished."""
+    routed_experts: Any = None
+    """With the option enable_return_routed_experts, once it has finished: the experts of the tokens of
+    prompt and answer but the last in every layer, int16 [tokens, layers, k], for numpy.asarray and
+    what takes DLPack.
+    """
 
     @property
     def cumulative_logprob(self) -> float | None:

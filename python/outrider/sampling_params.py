@@ -72,6 +72,10 @@ class SamplingParams:
     cache_salt: str | None = None
     num_speculative_tokens: int | None = None
     """Most drafts of a step, at most the engine's number."""
+    return_routed_experts: bool | None = None
+    """False: the answer does not tell its tokens' experts, though the engine does."""
+    routed_experts_prompt_start: int | None = None
+    """The first of the prompt's tokens whose experts are told; those before it may be cached."""
 
     def to_body(self) -> dict[str, Any]:
         """The fields of a body of /v1/completions."""

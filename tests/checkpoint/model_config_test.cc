@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 const MlaSpec& Mla(const ModelConfig& c) { return std::get<MlaSpec>(c.layers.front().attention); }
 const RotarySpec& Rotary(const ModelConfig& c) { return c.layers.front().rotary; }
-/// Of the last layer, which has experts in all published models.
+/// The experts of the last layer, which all published models have.
 const MoeSpec& Moe(const ModelConfig& c) { return std::get<MoeSpec>(c.layers.back().mlp); }
 const RouterSpec& Router(const ModelConfig& c) { return Moe(c).router; }
 int64_t NumDenseLayers(const ModelConfig& c) {

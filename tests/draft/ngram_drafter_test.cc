@@ -19,7 +19,7 @@ std::vector<int32_t> Propose(const std::vector<int32_t>& tokens, int32_t k, int3
 TEST(NgramDrafterTest, ProposesWhatFollowedTheLongestMatch) {
   // 1 2 3 was followed by 4, 9 2 3 by 5: the longer match wins over the later one.
   EXPECT_EQ(Propose({1, 2, 3, 4, 8, 9, 2, 3, 5, 7, 1, 2, 3}, 2, 1, 5), (std::vector{4, 8}));
-  // Of equally long ones, the latest.
+  // The latest of equally long ones.
   EXPECT_EQ(Propose({2, 3, 4, 8, 2, 3, 5, 7, 1, 2, 3}, 2, 1, 5), (std::vector{5, 7}));
   // With no more than two tokens compared, the latest again.
   EXPECT_EQ(Propose({1, 2, 3, 4, 8, 9, 2, 3, 5, 7, 1, 2, 3}, 2, 1, 2), (std::vector{5, 7}));

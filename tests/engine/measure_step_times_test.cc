@@ -19,7 +19,7 @@ std::vector<int32_t> Sizes(const StepTimes& times) {
 TEST(MeasureStepTimesTest, MeasuresEveryNumberOfDraftsForEveryDrafter) {
   for (const DrafterKind kind :
        {DrafterKind::kChain, DrafterKind::kRepeated, DrafterKind::kNgram}) {
-    // Of one kind steps overlap, as a GPU's do.
+    // Steps of one kind overlap, as a GPU's do.
     const bool queued = kind == DrafterKind::kRepeated;
     EngineParts parts =
         MakeTestParts({.drafter = kind, .adaptive = true, .max_num_seqs = 5, .queued = queued});

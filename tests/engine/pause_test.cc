@@ -192,7 +192,7 @@ class Index {
 
 class KvEventsTest : public testing::TestWithParam<int32_t> {};
 
-// Of the pool, whatever lies behind it.
+// Blocks of the pool, whatever lies behind it.
 TEST_P(KvEventsTest, ASubscriberKnowsWhatTheCacheHas) {
   TestEngineOptions options;
   options.host_pages = GetParam();

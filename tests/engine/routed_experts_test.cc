@@ -7,17 +7,16 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_loader.h"
-#include "tests/engine/random_requests.h"
-#include "tests/engine/scenario_requests.h"
+#include "tests/engine/expert_runs.h"
 #include "tests/grammar/bundled_grammars.h"
 #include "tests/networks/small_sparse_model.h"
+#include "tests/ops/token_keeping_ops.h"
 #include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
@@ -25,33 +24,6 @@ namespace outrider {
 namespace {
 
 using testing::HasSubstr;
-
-std::vector<int16_t> RowOf(const RoutedExperts& experts, int32_t token) {
-  const auto size = static_cast<size_t>(experts.shape.RowSize());
-  const auto begin = experts.ids.begin() +
-                     static_cast<std::ptrdiff_t>(static_cast<size_t>(token - experts.from) * size);
-  return {begin, begin + static_cast<std::ptrdiff_t>(size)};
-}
-
-/// The first difference between the experts of a request and those of all its tokens; "": none.
-std::string ExpertDifference(const Generated& some, const Generated& all) {
-  if (some.tokens != all.tokens) return "tokens";
-  if (some.experts == nullptr || all.experts == nullptr) return "no experts";
-  const RoutedExperts& a = *some.experts;
-  const RoutedExperts& b = *all.experts;
-  if (b.from != 0 || !(a.shape == b.shape)) return "shapes";
-  if (a.from + a.tokens != b.tokens) {
-    return fmt::format("{} from {} and {} tokens", a.tokens, a.from, b.tokens);
-  }
-  if (a.ids.size() != static_cast<size_t>(a.tokens * a.shape.RowSize())) return "number of ids";
-  for (int32_t token = a.from; token < b.tokens; ++token) {
-    if (RowOf(a, token) != RowOf(b, token)) {
-      return fmt::format("token {}: [{}] and [{}]", token, fmt::join(RowOf(a, token), " "),
-                         fmt::join(RowOf(b, token), " "));
-    }
-  }
-  return "";
-}
 
 std::filesystem::path SparseCheckpoint() {
   static const SmallSparseModel kModel(kBundledVocab);
@@ -65,66 +37,11 @@ struct ExpertsCase {
   bool preempts = false;
 };
 
-/// Every request alone, with one chunk for its prompt, no drafts and nothing cached.
-std::vector<Generated> AllExpertsOf(const TestEngineOptions& options,
-                                    std::vector<GenerationRequest> requests) {
-  const auto engine = MakeTestEngine({.checkpoint = options.checkpoint,
-                                      .dummy_seed = options.dummy_seed,
-                                      .dtype = options.dtype,
-                                      .quantization = options.quantization,
-                                      .drafter = DrafterKind::kNone,
-                                      .max_num_batched_tokens = 1024,
-                                      .prefix_caching = false,
-                                      .cache_form = options.cache_form,
-                                      .tells_experts = true});
-  std::vector<Generated> results;
-  for (GenerationRequest& request : requests) {
-    request.experts_from = 0;
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
-  return results;
-}
-
 class RoutedExpertsTest : public testing::TestWithParam<ExpertsCase> {};
 
 TEST_P(RoutedExpertsTest, TogetherEqualsAlone) {
-  const auto& [name, seed, given, preempts] = GetParam();
-  TestEngineOptions options = given;
-  options.drafter_checkpoint = TinyEagle3Directory();
-  options.tells_experts = true;
-  auto requests = RandomRequests(seed, preempts ? 32 : 16);
-  // Half of them twice, so that prompts are found in the cache.
-  for (size_t i = 0; i < 8; ++i) requests.push_back(requests[i]);
-  const std::vector<Generated> alone = AllExpertsOf(options, requests);
-  std::mt19937 random(seed);
-  for (GenerationRequest& request : requests) {
-    const auto length = static_cast<uint32_t>(request.prompt_token_ids.size());
-    if (random() % 4 > 0) request.experts_from = 0;
-    if (random() % 2 > 0) request.experts_from = static_cast<int32_t>(random() % (length + 1));
-  }
-  requests.back().sampling.prompt_logprobs.reset();
-  requests.back().experts_from = static_cast<int32_t>(requests.back().prompt_token_ids.size());
-  const auto engine = MakeTestEngine(options);
-  std::vector<Generated> together(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &together[i]);
-    for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
-  }
-  RunUntilIdle(*engine);
-  int64_t accepted = 0;
-  int64_t drafted = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    accepted += together[i].stats.speculation.num_accepted_tokens;
-    drafted += together[i].stats.speculation.num_draft_tokens;
-    if (!requests[i].experts_from) {
-      EXPECT_EQ(together[i].experts, nullptr);
-      continue;
-    }
-    EXPECT_EQ(together[i].experts->from, *requests[i].experts_from);
-    ASSERT_EQ(ExpertDifference(together[i], alone[i]), "") << name << " request " << i;
-  }
-  EXPECT_EQ(accepted < drafted, options.drafter != DrafterKind::kNone);
-  EXPECT_EQ(engine->Counters().num_preemptions > 0, preempts);
+  const auto& [name, seed, options, preempts] = GetParam();
+  ExpectExpertsTogetherAsAlone(name, options, seed, preempts);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -173,6 +90,16 @@ INSTANTIATE_TEST_SUITE_P(
                      .max_num_batched_tokens = 37,
                      .cache_form = KvCacheForm::kHeads}}),
     [](const auto& test) { return std::string(test.param.name); });
+
+// As on a device that runs beside the host: tokens stay there, and steps end late.
+TEST(RoutedExpertsLateTest, TogetherEqualsAlone) {
+  const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  for (const DrafterKind drafter : {DrafterKind::kNone, DrafterKind::kChain}) {
+    TestEngineOptions options = {.ops = &ops, .drafter = drafter, .max_num_batched_tokens = 37};
+    options.late_seed = 5;
+    ExpectExpertsTogetherAsAlone("late", options, 4, false);
+  }
+}
 
 class RoutedExpertsScenarioTest : public testing::Test {
  protected:

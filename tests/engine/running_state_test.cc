@@ -198,7 +198,7 @@ TEST_P(RunningStateTest, AcceptedDraftsEndAtEveryPlaceOfABlock) {
       request.sampling.allowed_token_ids = {{50}};
       requests.push_back(std::move(request));
     }
-    // Of three tokens: most drafts are wrong.
+    // Sequences of three tokens: most drafts are wrong.
     for (size_t length = 14; length <= 34; ++length) {
       GenerationRequest request = Request(RandomTokens(length, length), 40, 1.0F);
       request.sampling.seed = length;

@@ -103,7 +103,7 @@ class LateExecutor : public Executor {
     bool done = false;
   };
 
-  /// Of the steps of `inner`.
+  /// Finishes the oldest of the steps of `inner`.
   void FinishOldest() {
     Step& step = *launched_.front();
     const auto results = inner_->Wait(step.inner_ticket);

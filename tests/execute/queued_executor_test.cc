@@ -65,7 +65,7 @@ class NotingExecutor : public Executor {
 
 class QueuedExecutorTest : public testing::Test {
  protected:
-  /// Of so many requests. The plan and its tables may be changed after the launch.
+  /// Launches so many requests. The plan and its tables may be changed after the launch.
   Ticket Launch(size_t requests, int32_t num_drafts) {
     StepPlan plan;
     const CacheTables tables;

@@ -346,7 +346,7 @@ class StopTest(unittest.TestCase):
     expect = Case.expect
 
     def test_drains_as_http_does(self):
-        with grpc_stubs.Server(PROGRAM) as server:
+        with grpc_stubs.Server(PROGRAM, ["--shutdown-timeout", "200"]) as server:
             health = health_pb2_grpc.HealthStub(server.channel)
             seen = []
             watch = health.Watch(health_pb2.HealthCheckRequest(service="vllm.Inference"))

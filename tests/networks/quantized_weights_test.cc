@@ -195,7 +195,7 @@ class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
     testing::WriteSafetensors(quantized_.path() / "model.safetensors", quantized);
   }
 
-  /// Of 20 tokens.
+  /// Logits of 20 tokens.
   static std::vector<float> LogitsOf(const std::filesystem::path& directory, DType dtype,
                                      bool alone) {
     constexpr int32_t kTokens = 20;

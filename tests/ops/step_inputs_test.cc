@@ -123,7 +123,7 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
       const int32_t position = request.context_length + j;
       const int32_t token = layout.token_ids()[static_cast<size_t>(r)];
       std::vector<float> want(kStepHidden);
-      // Of a step of this row alone, which has no other token to take.
+      // In a step of this row alone, which has no other token to take.
       if (position > 0) {
         const TestStep one(c, groups,
                            {{.context = position,

@@ -18,7 +18,7 @@
 
 namespace outrider {
 
-/// Of one engine at a time.
+/// Serves one engine at a time.
 class TokenKeepingOps : public cpu::CpuOps {
  public:
   using CpuOps::CpuOps;
@@ -40,7 +40,7 @@ class TokenKeepingOps : public cpu::CpuOps {
   int64_t num_kept() const { return num_kept_; }
   /// Steps whose tokens stayed, and were read later.
   int64_t num_later() const { return num_later_; }
-  /// Of these, the ones that were read while the next was being launched.
+  /// The ones of these that were read while the next was being launched.
   int64_t num_read_while_launching() const { return num_read_while_launching_; }
 
   void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }

@@ -389,7 +389,7 @@ class StopTest(unittest.TestCase):
         self.assertEqual(server.ending(), "")
 
     def test_finishes_what_runs(self):
-        with self.stopping() as (ask, stream):
+        with self.stopping("--shutdown-timeout", "200") as (ask, stream):
             with self.assertRaises(openai.InternalServerError) as caught:
                 while True:  # the signal takes a moment
                     ask()

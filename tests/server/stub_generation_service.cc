@@ -19,7 +19,7 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-/// Of token t in layer l: 10 t + l, and 300 more.
+/// Experts of token t in layer l: 10 t + l, and 300 more.
 std::shared_ptr<const RoutedExperts> ExpertsOf(const GenerationRequest& request,
                                                const RequestStats& stats) {
   if (!request.experts_from) return nullptr;

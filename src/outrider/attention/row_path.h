@@ -21,7 +21,7 @@ struct RowPaths {
   RowPath generated = RowPath::kAbsorbed;
   RowPath prompt = RowPath::kExpanded;
 
-  /// Of latent attention without an indexer, over a cache of this form.
+  /// Paths of latent attention without an indexer, over a cache of this form.
   RowPaths(KvCacheForm form) {  // NOLINT(google-explicit-constructor)
     if (form == KvCacheForm::kHeads) generated = prompt = RowPath::kPerHead;
   }
@@ -34,7 +34,7 @@ struct RowPaths {
   bool operator==(const RowPaths&) const = default;
 };
 
-/// Of a layer whose attention keeps entries; `form` is that of latent attention without an indexer.
+/// Paths in a layer whose attention keeps entries; `form`: of latent attention without an indexer.
 RowPaths RowPathsOf(const LayerSpec& layer, KvCacheForm form);
 
 /// "absorbed", "expanded", "listed", "per head".

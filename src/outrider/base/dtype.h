@@ -40,7 +40,7 @@ constexpr size_t DTypeSize(DType dtype) {
 
 /// Elements of a row of kF4E2M1 that share a scale 2^(e - 127), which is of kF8E8M0.
 inline constexpr int64_t kFp4Group = 32;
-/// The same with scales of kF8E4M3 (NVFP4), and of kI4 with scales of kBF16.
+/// Group sizes with scales of kF8E4M3 (NVFP4), and of kI4 with scales of kBF16.
 inline constexpr int64_t kNvfp4Group = 16;
 inline constexpr int64_t kInt4Group = 32;
 /// The least and the largest e of their scales: every product of a code and a scale is then 0 or a

@@ -18,7 +18,7 @@ namespace outrider {
 
 namespace {
 
-// Of the request that the thread logs about; empty when it is none.
+// The id of the request that the thread logs about; empty when it is none.
 thread_local std::string_view logged_request_id;
 
 /// %Q: the message as a JSON string.

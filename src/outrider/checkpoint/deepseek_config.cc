@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Of q_a_layernorm and kv_a_layernorm: the default of transformers' class, which no config
-/// changes.
+/// The epsilon of q_a_layernorm and kv_a_layernorm: the default of transformers' class, which no
+/// config changes.
 constexpr double kLatentNormEps = 1e-6;
 
 class DeepSeekParser {

@@ -19,7 +19,7 @@ constexpr int64_t kMost = 65536;
 // Ratios as published: the first has overlapping windows and an indexer, the second neither.
 constexpr int64_t kIndexedRatio = 4;
 constexpr int64_t kPlainRatio = 128;
-// The same as transformers 5 writes it.
+// Kinds of layers as transformers 5 writes them.
 constexpr std::string_view kWindowType = "sliding_attention";
 constexpr std::string_view kIndexedType = "compressed_sparse_attention";
 constexpr std::string_view kPlainType = "heavily_compressed_attention";
@@ -324,7 +324,7 @@ void DeepSeekV4Parser::ParseRope() {
   }
 }
 
-/// Of layers with compressed entries.
+/// Reads the rotation of layers with compressed entries.
 void DeepSeekV4Parser::ParseYarn(ConfigReader& rope) {
   CheckPartialRotation(rope);
   const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";

@@ -209,7 +209,7 @@ class DummySource : public WeightSource {
                                        name.ends_with("word_embeddings.weight")
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
-      // Of a uniform distribution.
+      // Half of the width of a uniform distribution.
       stream.half_width = static_cast<float>(deviation * std::numbers::sqrt3);
       if (const std::optional<StoredFormat> format = StoredAs(tensor.name, shape)) {
         return MakeDummyCodes(shape, stream, *format, config_.quantization);

@@ -11,8 +11,8 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kMostOfHeads = 65536;
-/// Of q_a_layernorm and kv_a_layernorm: the default of transformers' classes, which no config
-/// changes.
+/// The epsilon of q_a_layernorm and kv_a_layernorm: the default of transformers' classes, which no
+/// config changes.
 constexpr double kHybridLatentEps = 1e-6;
 
 }  // namespace

@@ -24,7 +24,7 @@ inline bool IsHybrid(ModelFamily family) {
   return family == ModelFamily::kKimiLinear || family == ModelFamily::kBailingHybrid;
 }
 
-/// Of such a family.
+/// The names of such a family.
 const HybridNames& HybridNamesOf(ModelFamily family);
 
 /// Whether a checkpoint of such a network has the tensor, without ModelConfig::tensor_prefix.

@@ -78,7 +78,7 @@ class QuantizationParser {
     }
   }
 
-  /// Of the weights of a group of compressed-tensors.
+  /// How compressed-tensors stores the weights of a group.
   std::optional<StoredFormat> FormatOf(ConfigReader& weights) {
     const int64_t bits = weights.Integer("num_bits", 1, 32);
     const std::string type = weights.Choice("type", {"int", "float"}, "\"int\" or \"float\"");

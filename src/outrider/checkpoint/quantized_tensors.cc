@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kPacked = ".weight_packed";
-// Of weights and activations: what is not read.
+// Tensors of weights and activations that are not read.
 constexpr std::array<std::string_view, 5> kOfActivations = {
     ".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".output_scale"};
 
@@ -138,7 +138,7 @@ void TakePacked(TensorEntries& entries, QuantizedTensors& quantized) {
   }
 }
 
-/// Of NAME.weight as it is.
+/// Takes the scales of NAME.weight as it is.
 void TakeScales(TensorEntries& entries, QuantizedTensors& quantized) {
   for (auto it = entries.begin(); it != entries.end(); ++it) {
     const std::string& name = it->first;

@@ -39,7 +39,7 @@ class Step3p5Parser {
   /// Element `layer` of the list `key`, or its value if that is a number; null when the key or the
   /// element is null or missing.
   const json* ElementOf(std::string_view key, int64_t layer) const;
-  /// The same as a number; `fallback` without the key, and where an element is null.
+  /// A layer's element as a number; `fallback` without the key, and where an element is null.
   double NumberAt(std::string_view key, int64_t layer, double min, double max,
                   std::optional<double> fallback) const;
   void CheckLists() const;

@@ -33,7 +33,7 @@ class ChatSession {
   /// The request for an answer to `message`, behind all that was said.
   openai::TokenRequest Ask(std::string_view message);
 
-  /// The same as a body for a server that answers for the model `name` (RemoteChat).
+  /// Ask, as a body for a server that answers for the model `name` (RemoteChat).
   std::string AskServer(std::string_view message, const std::string& name);
 
   /// Keeps the answer to the last Ask. Reasoning, up to the last </think>, is not repeated to the

@@ -73,7 +73,7 @@ bool Rotates(const ModelConfig& c, const AttentionSpec& kind) {
   });
 }
 
-/// Of every kind of attention that the target's layers have.
+/// Facts of every kind of attention that the target's layers have.
 Facts AttentionFacts(const ModelConfig& c) {
   std::vector<AttentionSpec> kinds;
   for (const LayerSpec& layer : c.layers) {

@@ -25,7 +25,7 @@ std::string Parts(const WeightSizes& sizes) {
   return text;
 }
 
-/// Of the greatest length.
+/// How many requests of the greatest length the cache holds.
 double RequestsHeld(const MemoryReport& memory, int64_t max_model_len) {
   if (memory.kv_groups.size() <= 1 && !memory.state) {
     return static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len);

@@ -44,7 +44,8 @@ bool IsHubId(std::string_view path) {
          is_name(path.substr(slash + 1));
 }
 
-/// Of a folder of the Hugging Face cache: the one that its branch "main" is at, else the only one.
+/// The snapshot in a folder of the Hugging Face cache: that of its branch "main", else the only
+/// one.
 fs::path SnapshotOf(const fs::path& folder) {
   std::string revision;
   std::ifstream(folder / "refs/main") >> revision;

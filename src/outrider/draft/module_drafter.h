@@ -76,7 +76,7 @@ class ModuleDrafter : public Drafter {
     int32_t depth = 0;                // modules that run, at least 1
     Tensor target = {};               // the rows of the step, as module 0 reads them
     MatrixView<int32_t> drafts = {};  // [requests, k]
-    /// Of each request, its index in the pass that began with it; empty: none did.
+    /// Each request's index in the pass that began with it; empty: none did.
     std::span<const size_t> begun = {};
 
     size_t IndexBegun(size_t i) const { return begun.empty() ? i : begun[i]; }
@@ -159,7 +159,7 @@ class ModuleDrafter : public Drafter {
   RowCopies step_copies_;
   RowCopies kept_copies_;
   std::unique_ptr<StepInputs> no_rows_;
-  // Of the call of Begin that Propose is to follow; no slots: there was none.
+  // Slots of the call of Begin that Propose is to follow; none: there was no such call.
   std::vector<int32_t> begun_slots_;
   Tensor begun_target_;
   std::vector<size_t> begun_;  // see Pass

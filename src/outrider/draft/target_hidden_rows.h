@@ -39,7 +39,7 @@ class TargetHiddenRows {
   TargetHiddenRows(const DraftModel& model, const KvCache& cache, KeptRows kept, int32_t num_slots,
                    int32_t num_last);
 
-  /// Of kAll, once every block has been used.
+  /// What kAll takes once every block has been used.
   static constexpr int64_t BytesPerToken(int64_t width, DType type) {
     return width * static_cast<int64_t>(DTypeSize(type));
   }
@@ -87,7 +87,7 @@ class TargetHiddenRows {
     int32_t finished_modules = 0;  // so many first modules have finished the block
   };
 
-  /// Of kAll: of the rows of a page, which lie one behind the other.
+  /// Bytes of a row of kAll; the rows of a page lie one behind the other.
   int64_t RowBytes() const { return BytesPerToken(rows().stride, rows().dtype) * block_size_; }
   std::byte* RowsOf(int32_t page) const {
     return static_cast<std::byte*>(rows().data) + page * RowBytes();

@@ -66,7 +66,7 @@ class Engine : public GenerationService {
   void Fail(const std::string& reason);
   /// Runs `command` on the stepping thread, before its next step.
   void Command(std::function<void(EngineCore&)> command);
-  /// The same with a word on how it went.
+  /// Control, with a word on how it went.
   void Control(std::function<void(EngineCore&)> change, ControlDone done);
 
   // What the engine calls when something is done is put off until Counters tells of it.

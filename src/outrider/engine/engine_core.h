@@ -26,7 +26,7 @@ namespace outrider {
 
 /// What an engine is made of.
 struct EngineParts {
-  /// Of the executor; null: that stays what it is.
+  /// Makes the executor anew; null: it stays what it is.
   std::unique_ptr<ExecutorMaker> maker = nullptr;
   std::unique_ptr<Executor> executor;
   std::string weight_version = {};                       // "": nobody named it
@@ -145,7 +145,7 @@ class EngineCore {
   void FinishSteps();
   /// Takes slots and cache from all requests; the prefix cache is empty then.
   void EmptyCache();
-  /// Of a request as its prompt begins: blocks that other weights filled have other keys.
+  /// Makes a request's keys as its prompt begins: blocks that other weights filled have other keys.
   void StartKeys(RequestState& state);
   void FallAsleep(EngineMemory memory);
   /// Makes the executor, with the weights that were read last.
@@ -181,7 +181,7 @@ class EngineCore {
   void CountFinish(FinishReason reason);
 
   EngineParts parts_;
-  // Of the executor, but for the time without one; read by other threads.
+  // The executor's, but there is a time without one; read by other threads.
   const int32_t vocab_size_;
   const std::vector<int32_t> eos_token_ids_;
   std::shared_ptr<const std::string> weight_version_;
@@ -193,7 +193,7 @@ class EngineCore {
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
   std::vector<RequestState*> by_slot_;  // of running requests
   EngineCounters counters_;
-  // Of all steps.
+  // Seconds of all steps.
   double step_seconds_ = 0;
   double kernel_seconds_ = 0;
   StepLog step_log_;

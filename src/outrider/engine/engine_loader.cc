@@ -47,7 +47,7 @@ struct PlannedEngine {
   EnginePlan plan;
   Decisions decisions;  // of the plan
   MeasuredWeights weights;
-  // Of the KV cache; in the memory of a GPU that it fills, by estimate.
+  // The KV cache's budget; in the memory of a GPU that it fills, by estimate.
   std::optional<GpuBudget> gpu;
   SchedulerConfig scheduler;
   Decisions cache_decisions;

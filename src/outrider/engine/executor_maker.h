@@ -34,7 +34,7 @@ class ExecutorMaker {
   /// The caches of all executors. Before the first one, after ReadWeights.
   void MakeCaches(const CacheConfig& cache);
 
-  /// Of the weights that were read last.
+  /// An executor with the weights that were read last.
   std::unique_ptr<Executor> Make();
 
   /// What steps take, for the drafters of this executor and of later ones.

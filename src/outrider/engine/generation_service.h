@@ -87,7 +87,7 @@ struct EngineCounters {
   double model_seconds = 0;   // the target's forward pass
   double sample_seconds = 0;  // head, logits processing, sampling
   double draft_seconds = 0;   // drafter
-  /// Of all these, what was not spent in the model: plan, layout, commit, output, sampling and the
+  /// What of all these was not spent in the model: plan, layout, commit, output, sampling and the
   /// drafter's bookkeeping.
   double host_seconds = 0;
 };

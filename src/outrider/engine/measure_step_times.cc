@@ -77,7 +77,7 @@ class StepTimer {
   EngineParts ReleaseParts() && { return std::move(core_).ReleaseParts(); }
 
  private:
-  /// Of one run.
+  /// Seconds of one run's steps.
   struct RunTimes {
     /// Its fastest step: what disturbs a step makes it longer. Of steps that overlap, a long one
     /// makes the next one shorter: the median.
@@ -93,7 +93,7 @@ class StepTimer {
 
   double SecondsLeft() const { return kMostSeconds - SecondsSince(start_); }
 
-  /// Of a request: steps while others compute their prompts count, too.
+  /// Most tokens of a request: steps while others compute their prompts count, too.
   int32_t MostTokens() const { return static_cast<int32_t>(kRunSteps + 2) * (1 + max_drafts_); }
 
   /// Whether so many requests fit.

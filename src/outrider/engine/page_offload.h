@@ -24,8 +24,8 @@ std::string OffloadText(const EngineOptions& options);
 /// Throws Error where the options' bytes hold no page of so many bytes.
 void CheckOffloadHolds(const EngineOptions& options, int64_t page_bytes);
 
-/// Of pages of so many bytes; null: the options ask for none. Throws Error as the other functions,
-/// and where the system refuses memory or file.
+/// A store of pages of so many bytes; null: the options ask for none. Throws Error as the other
+/// functions, and where the system refuses memory or file.
 std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes);
 
 }  // namespace outrider

@@ -110,7 +110,7 @@ void RequestState::TakeExperts(const RequestResult& result) {
   const auto rows = static_cast<int64_t>(result.experts.size()) / size;
   OUTRIDER_CHECK(result.experts_from <= next);
   const int64_t known = std::min(next - result.experts_from, rows);
-  const auto fresh = result.experts.subspan(static_cast<size_t>(known * size));
+  const auto fresh = std::span(result.experts).subspan(static_cast<size_t>(known * size));
   experts_.ids.insert(experts_.ids.end(), fresh.begin(), fresh.end());
 }
 

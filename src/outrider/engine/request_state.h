@@ -66,7 +66,7 @@ class RequestState {
   /// True the first time.
   bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
-  /// Of the weights that draw its next tokens.
+  /// Takes the version of the weights that draw its next tokens.
   void SetWeightVersion(std::shared_ptr<const std::string> version) {
     weight_version_ = std::move(version);
   }

@@ -60,8 +60,7 @@ struct RequestResult {
   std::vector<PositionLogprobs> prompt_logprobs;
   /// When the request asks for its experts: those of the rows that were run, drafts that were right
   /// included, [rows, layers, top_k] of RoutedShapeOf. The first row is of token `experts_from`.
-  /// Valid until the next Launch.
-  std::span<const int16_t> experts;
+  std::vector<int16_t> experts;
   int32_t experts_from = 0;
 };
 

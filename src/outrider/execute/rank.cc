@@ -67,13 +67,22 @@ void Rank::Forward(const BatchLayout& layout, bool tells_experts) {
   }
   TargetTaps taps = {.layers = taps_};
   if (tells_experts && is_first()) {
-    experts_.assign(static_cast<size_t>(rows * routed_.RowSize()), 0);
-    taps.experts = {experts_.data(), routed_};
+    experts_.clear();
+    const size_t bytes = static_cast<size_t>(rows * routed_.RowSize()) * sizeof(int16_t);
+    // Layers without experts leave the zeros of new memory.
+    if (experts_on_device_.size() < bytes) {
+      experts_on_device_ = ops().Allocate(std::max(bytes, 2 * experts_on_device_.size()));
+    }
+    taps.experts = {experts_on_device_.as<int16_t>(), routed_};
   }
   parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps);
 }
 
-std::span<const int16_t> Rank::ExpertsOf(int32_t first_row, int32_t rows) const {
+std::span<const int16_t> Rank::ExpertsOf(int32_t first_row, int32_t rows) {
+  if (experts_.empty()) {
+    experts_.resize(static_cast<size_t>(inputs_->num_rows() * routed_.RowSize()));
+    ops().CopyToHost(experts_on_device_.data(), std::as_writable_bytes(std::span(experts_)));
+  }
   const auto size = static_cast<size_t>(routed_.RowSize());
   return std::span(experts_).subspan(static_cast<size_t>(first_row) * size,
                                      static_cast<size_t>(rows) * size);

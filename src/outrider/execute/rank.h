@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/buffer.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/draft/drafter.h"
 #include "outrider/execute/executor.h"
@@ -62,9 +63,9 @@ class Rank {
 
   /// Runs the target over the rows of a layout. The first rank may be asked for their experts.
   void Forward(const BatchLayout& layout, bool tells_experts = false);
-  /// Of the rows that Forward has run last, where it was asked: [rows, layers, top_k] of
-  /// RoutedShapeOf.
-  std::span<const int16_t> ExpertsOf(int32_t first_row, int32_t rows) const;
+  /// The experts of the rows that Forward has run last, where it was asked: [rows, layers, top_k]
+  /// of RoutedShapeOf. The first call after Forward waits for what was launched.
+  std::span<const int16_t> ExpertsOf(int32_t first_row, int32_t rows);
 
   // Tokens of the rows that Forward has run; see LogitsPass.
 
@@ -88,7 +89,7 @@ class Rank {
   /// Whether the distributions that drafts are drawn from are kept for verification.
   bool KeepsDraftProbs() const;
 
-  /// Of several ranks: see Communicator.
+  /// Where there are several ranks: see Communicator.
   void End(const std::string& reason) {
     if (parts_.ranks) parts_.ranks->End(reason);
   }
@@ -114,7 +115,8 @@ class Rank {
   Tensor tapped_;  // [rows of inputs_, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
   RoutedShape routed_;
-  std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]
+  Buffer experts_on_device_;      // [at least rows of inputs_, layers, top_k]
+  std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]; empty: not read yet
   std::vector<int32_t> drafts_;   // of a rank whose drafts nobody reads
 };
 

@@ -45,7 +45,7 @@ void StepLayout::Assign(const StepPlan& plan, SlotTable& slots, std::span<Reques
     result.drafts.clear();
     result.grammar_failed = result.grammar_complete = false;
     result.prompt_logprobs.clear();
-    result.experts = {};
+    result.experts.clear();
     if (!result.ran) continue;
     result.draft_limit = slot.draft_limit;
     if (planned.phase != Phase::kDecode && slots.have_drafts()) {

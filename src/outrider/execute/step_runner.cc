@@ -160,7 +160,9 @@ void StepRunner::Take(const RequestRows& rows) {
   const DraftStart start = StartOfDrafts(rows, accepted);
   slot.num_computed = start.frontier + 1;
   if (slot.parameters->experts_from) {
-    result.experts = first().ExpertsOf(rows.first_row, rows.query_length - start.num_rejected);
+    const std::span<const int16_t> experts =
+        first().ExpertsOf(rows.first_row, rows.query_length - start.num_rejected);
+    result.experts.assign(experts.begin(), experts.end());
     result.experts_from = rows.context_length;
   }
   if (!work.samples) return;
@@ -173,6 +175,8 @@ void StepRunner::Take(const RequestRows& rows) {
 
 bool StepRunner::CanLeaveTokens() {
   if (step_.rows().logits_rows().empty()) return false;
+  // Experts are taken with the tokens, before another step writes its own.
+  if (step_.tells_experts() && !first().has_drafter()) return false;
   return std::ranges::all_of(step_.requests(), [&](const RequestRows& rows) {
     const RequestSlot& slot = step_.slot(rows);
     return !step_.work(rows).prompt_logits && !slot.grammar && !slot.processors;
@@ -199,7 +203,7 @@ void StepRunner::ReadTokens(StepOutputs& outputs) {
   first().Wait(outputs.verify);
   for (size_t i = 0; i < outputs.unread.size(); ++i) {
     const UnreadResult& unread = outputs.unread[i];
-    // Of a request that has ended before, as of one that has left, it is for nobody.
+    // Nobody wants what a request that has ended before, or has left, would get.
     if (unread.slot == nullptr || unread.slot->ended) continue;
     if (first().has_drafter()) {
       Take(step_.requests()[i]);

@@ -26,9 +26,9 @@ namespace outrider {
 
 class StepRunner : public Executor {
  public:
-  /// Of the only rank.
+  /// Runs the only rank.
   explicit StepRunner(RankParts parts);
-  /// Of the ranks that share a model, in order; see RankTeam.
+  /// Runs the ranks that share a model, in order; see RankTeam.
   explicit StepRunner(std::vector<RankParts> parts, double rank_seconds = kRankSeconds);
 
   /// What its ranks were made of, in order. No slot is taken and no step in flight; it can only be
@@ -64,7 +64,7 @@ class StepRunner : public Executor {
     std::shared_ptr<const RequestParameters> parameters;  // kept until the result is read
     RequestResult* result = nullptr;
   };
-  /// Of a step, by index in its plan.
+  /// What a step gives, by index in its plan.
   struct StepOutputs {
     std::vector<RequestResult> results;  // and some more, whose memory is kept
     std::vector<int32_t> num_drafts;

@@ -26,7 +26,7 @@ struct GrpcOptions {
   uint16_t port = 0;  // 0: any free port
   std::optional<TlsFiles> tls;
   int64_t max_message_bytes = int64_t{32} << 20;  // of a request; more are refused
-  /// Of all requests together, until they have been read.
+  /// Bytes of all requests together, until they have been read.
   int64_t max_bodies_bytes = int64_t{256} << 20;
   GrpcFacts facts;
 };

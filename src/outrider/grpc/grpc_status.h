@@ -14,7 +14,7 @@ namespace outrider {
 /// message: "stopping.max_new_tokens", not "max_tokens".
 ::grpc::Status GrpcStatusOf(const openai::ApiError& error);
 
-/// The same of an error's body (openai::ErrorJson) and its status.
+/// Makes a status of an error's body (openai::ErrorJson) and its HTTP status.
 ::grpc::Status GrpcStatusOf(int http_status, std::string_view error_json);
 
 /// The bytes of a FrameKind::kError frame, and what they say.

@@ -16,7 +16,7 @@ namespace {
 // What vLLM says of tokens that cannot come, as in JSON.
 float Finite(float logprob) { return std::max(logprob, -9999.0F); }
 
-// Of a PromptInfo or a SequenceOutput.
+// Adds to a PromptInfo or a SequenceOutput.
 template <typename Info>
 void AddLogprobs(std::span<const PositionLogprobs> positions, Info* info) {
   for (const PositionLogprobs& position : positions) {

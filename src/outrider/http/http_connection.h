@@ -111,7 +111,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::string heartbeat_;  // of the stream that is being answered
   double produce_every_ = 0;
   std::shared_ptr<HttpProducer> producer_;
-  // Of the request being answered.
+  // Headers for the request being answered.
   std::vector<HttpHeader> cors_headers_;
   bool keep_alive_ = true;
   bool http_1_0_ = false;

@@ -27,7 +27,7 @@ class HttpListener {
   HttpListener& operator=(const HttpListener&) = delete;
 
   Acceptor& acceptor() { return acceptor_; }
-  /// Of TCP; 0 on a unix socket.
+  /// The port of TCP; 0 on a unix socket.
   uint16_t port() const { return port_; }
   /// "http://127.0.0.1:8000" or "unix:/path".
   const std::string& address() const { return address_; }

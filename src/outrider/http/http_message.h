@@ -39,7 +39,7 @@ struct HttpResponse {
   std::string body;
 };
 
-/// Of ASCII letters: names of fields and much of what they hold have no case.
+/// Compares ASCII letters: names of fields and much of what they hold have no case.
 bool EqualIgnoringCase(std::string_view a, std::string_view b);
 
 /// One step of an answer. A producer sets `head` once, before or with the first bytes of `body`.

@@ -18,8 +18,8 @@ namespace outrider {
 struct HttpLimits {
   int64_t max_header_bytes = int64_t{16} << 10;
   int64_t max_body_bytes = int64_t{32} << 20;
-  /// Of all bodies together, until the application has read them; more are refused (503). Bodies of
-  /// up to free_body_bytes do not count.
+  /// Bytes of all bodies together, until the application has read them; more are refused (503).
+  /// Bodies of up to free_body_bytes do not count.
   int64_t max_bodies_bytes = int64_t{256} << 20;
   int64_t free_body_bytes = int64_t{64} << 10;
   size_t max_connections = 8192;  // more are answered with 503 and closed

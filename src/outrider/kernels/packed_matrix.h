@@ -22,8 +22,8 @@ struct PackedFormat {
   // of two, so that multiplying a weight by its scale loses nothing.
   int64_t scale_cols = 0;
   bool power_of_two_scales = false;
-  // Of formats of 4 bits, of which group_cols columns of a row share a scale: kF8E8M0, a power of
-  // two, or kF8E4M3 with kF4E2M1, and kBF16 with kI4.
+  // The scales' type in 4-bit formats, of which group_cols columns of a row share a scale: kF8E8M0,
+  // a power of two, or kF8E4M3 with kF4E2M1, and kBF16 with kI4.
   DType group_scale = DType::kF8E8M0;
   // kF8E4M3 and kF4E2M1: every row has a float32 scale too.
   bool row_scales = false;
@@ -66,9 +66,9 @@ struct PackedMatrix {
   /// hold other rows too.
   PackedMatrix Rows(int64_t first, int64_t n) const;
   PackedMatrix FirstRows(int64_t n) const { return Rows(0, n); }
-  /// Of an 8-bit format: what belongs to panel p.
+  /// What belongs to panel p, of an 8-bit format.
   const float* scales(int64_t p) const;
-  /// Of a format of 4 bits: panel p's scales, bytes of group_scale.
+  /// Panel p's scales, bytes of group_scale, of a 4-bit format.
   const uint8_t* group_scales(int64_t p) const;
   /// With row_scales: panel p's.
   const float* row_scales(int64_t p) const;

@@ -125,7 +125,7 @@ class CacheCoordinator {
   /// Whether a request that resumes at the first place behind a block may read it. If not, nobody
   /// who shares a prefix does: places further on lie further from it.
   bool IsReadBehind(int32_t group, int32_t block) const;
-  /// Of page `index` of the state after `tokens` tokens, a multiple of TokensPerResume().
+  /// The key of page `index` of the state after `tokens` tokens, a multiple of TokensPerResume().
   BlockKey StateKeyOf(std::span<const BlockKey> keys, int32_t tokens, int32_t index) const;
   /// Whether the pool, or `host` if there is one, has the page.
   bool Holds(const BlockKey& key, const HostCache* host) const {

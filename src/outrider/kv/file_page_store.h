@@ -26,7 +26,7 @@ class FilePageStore : public PageStore {
   void Read(int32_t place, FunctionRef<void(std::span<const std::byte>)> take) override;
   void Clear() override;
 
-  /// Of the open file, for tests that spoil it.
+  /// The open file's, for tests that spoil it.
   int descriptor() const { return descriptor_; }
 
  private:

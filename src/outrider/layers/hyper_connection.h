@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-/// Of S streams [hidden]: the sums that weights are made of, their scales and bases.
+/// Weights of S streams [hidden]: the sums that they are made of, their scales and bases.
 struct HyperWeights {
   Weight sums;                   // fn [(2 + S) * S, S * hidden]; of the head [S, S * hidden]
   const float* scale = nullptr;  // [3]; of the head [1]

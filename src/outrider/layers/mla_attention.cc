@@ -73,7 +73,7 @@ void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w
   context.ops.mla()->Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
 }
 
-/// Of rows [first, end), in place.
+/// Rotates rows [first, end) in place.
 void RotateQueries(const Context& context, const MlaShape& s, const Rotary& rotary, Tensor q,
                    int64_t first, int64_t end) {
   if (first == end) return;

@@ -160,12 +160,12 @@ class Bench {
     return AbsorbedSeconds(kernels_, pool_, kD8Heads, kLongContext, rows, 1, DType::kBF16, split);
   }
 
-  /// Of memory, now.
+  /// What memory gives now.
   double ReadBytesPerSecond() {
     return static_cast<double>(kReadBytes) / ReadSeconds(pool_, memory_.data(), memory_.size(), 2);
   }
 
-  /// Of bfloat16 products, for the next so many seconds.
+  /// What bfloat16 products give for the next so many seconds.
   double FlopsPerSecond(double seconds) const {
     if (HasTiles()) return TileFlopsPerSecond(pool_, seconds);
     if (HasDots()) return DotFlopsPerSecond(pool_, seconds);

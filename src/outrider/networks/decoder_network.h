@@ -41,7 +41,7 @@ class DecoderNetwork : public Network {
                    const NormOut& norm);
 
  private:
-  /// Of layer `index`, or of a module behind the layers.
+  /// The caches of layer `index`, or of a module behind the layers.
   LayerCaches CachesOf(KvCache& cache, int32_t index) const;
 
   LayerStep StepOf(const Context& context, const StepInputs& inputs, KvCache& cache) {

@@ -48,7 +48,7 @@ class DeepSeekV4Layers {
   /// a window alone.
   void WriteEntries(const Context& context, size_t i, const Step& step, Tensor streams) const;
 
-  /// The same, of what the layer's attention would read: x [rows, hidden], already normalised.
+  /// Writes entries of what the layer's attention would read: x [rows, hidden], already normalised.
   void WriteEntriesOf(const Context& context, size_t i, const Step& step, Tensor x) const;
 
  private:

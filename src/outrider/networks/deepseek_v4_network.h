@@ -34,7 +34,7 @@ class DeepSeekV4Network : public Network {
 
   DeepSeekV4Weights weights_;
   DeepSeekV4Layers layers_;  // the target's, then one per MTP module
-  // Of RunBeforeHead, kept to reuse memory.
+  // What RunBeforeHead fills, kept to reuse memory.
   std::vector<int32_t> head_rows_;
   RowCopies copies_;
 };

@@ -159,7 +159,7 @@ void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  (layers.front().layer >= 0 && layers.back().layer < config_.num_hidden_layers()));
   OUTRIDER_CHECK(taps.experts.ids == nullptr || options_.device.ops.chosen_experts() != nullptr);
   RunKey key;
-  key.Add(kTarget).Add(cache.layer(0).data).Add(hidden);
+  key.Add(kTarget).Add(cache.layer(0).data).Add(hidden).Add(taps.experts.ids);
   for (const LayerTap& tap : layers) key.Add(tap.layer).Add(tap.out);
   const auto run = [&] { RunTarget(inputs, cache, hidden, taps); };
   replayer_->Run(key, std::array{&inputs}, std::ref(run));

@@ -54,8 +54,8 @@ struct LayerTap {
 /// What a pass of the target gives beside its output.
 struct TargetTaps {
   std::span<const LayerTap> layers = {};  // in order of layer
-  /// [rows, layers, top_k] of RoutedShapeOf: the ids of each row's experts. Layers without experts
-  /// write nothing. On a device that tells them (Ops::chosen_experts).
+  /// [rows, layers, top_k] of RoutedShapeOf in the device's memory: the ids of each row's experts.
+  /// Layers without experts write nothing. On a device that tells them (Ops::chosen_experts).
   ChosenExpertsOfLayers experts = {};
 };
 
@@ -151,7 +151,7 @@ class Network {
 
   /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
-  /// Of passes of the target and of modules.
+  /// Counts passes of the target and of modules.
   ReplayCounts replay_counts() const { return replayer_->counts(); }
 
  protected:

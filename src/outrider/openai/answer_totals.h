@@ -35,7 +35,7 @@ class AnswerTotals {
   struct Choice {
     int64_t completion_tokens = 0;
     RequestStats stats;  // of the last delta
-    // Of the steps that had drafts, when the deltas tell.
+    // The steps that had drafts, when the deltas tell.
     std::vector<int32_t> per_step_drafted;
     std::vector<int32_t> per_step_accepted;
   };

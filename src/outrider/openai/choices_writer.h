@@ -62,9 +62,9 @@ class ChoicesWriter : public AnswerWriter {
   const AnswerOptions& options() const { return info_.options; }
   const PromptEncoder& encoder() const { return encoder_; }
   const std::vector<int32_t>& PromptOf(size_t index) const;
-  /// Of the prompt of choice `index`, whichever of its choices had them computed.
+  /// Log-probabilities of the prompt of choice `index`, whichever of its choices had them computed.
   std::span<const PositionLogprobs> PromptLogprobsOf(size_t index) const;
-  /// The same as JSON, which is made once per prompt.
+  /// The prompt's log-probabilities as JSON, which is made once per prompt.
   const std::string& PromptLogprobsText(size_t index);
 
   /// Whether a delta without text has something else to tell.

@@ -48,7 +48,7 @@ void AppendChatEntry(const TokenLogprob& token, const PromptEncoder& encoder, st
   *out += ']';
 }
 
-// The same for /generate.
+// An entry of /generate.
 void AppendTokenIdEntry(const TokenLogprob& token, std::string* out) {
   fmt::format_to(std::back_inserter(*out), R"({{"token_id":{},"logprob":)", token.token_id);
   AppendNumber(Finite(token.logprob), out);

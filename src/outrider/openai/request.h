@@ -72,7 +72,7 @@ struct AnswerOptions {
   bool is_batch = false;                                // prompts came as a list: so do answers
   bool text_in_logprobs = false;                        // tokens with their text
   std::optional<int32_t> logprobs_from = std::nullopt;  // first token of the prompt to tell of
-  // Of gRPC.
+  // For gRPC.
   bool text = true;               // tell it
   bool prompt_token_ids = false;  // tell them
 };

@@ -37,7 +37,7 @@ class KvCache {
   /// Throws Error when the device has no such memory.
   void RestoreMemory();
 
-  /// Of linear attention.
+  /// The states of linear attention.
   StateCache state() { return {memory_.data(), page_bytes_, config_.state}; }
   const CacheConfig& config() const { return config_; }
   const CacheNumbers& numbers() const { return numbers_; }

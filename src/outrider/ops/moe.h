@@ -25,7 +25,7 @@ struct ChosenExperts {
   }
 };
 
-/// The same of all layers: [rows, layers, top_k].
+/// Where the ids of all layers are to be written: [rows, layers, top_k].
 struct ChosenExpertsOfLayers {
   int16_t* ids = nullptr;
   RoutedShape shape;
@@ -82,7 +82,7 @@ class ChosenExpertOps {
  public:
   virtual ~ChosenExpertOps() = default;
 
-  /// Writes the ids of each row's experts to the host's memory, in order of choice.
+  /// Writes the ids of each row's experts to the device's memory, in order of choice.
   virtual void ReadChosen(const Routing& routing, ChosenExperts chosen) const = 0;
 };
 

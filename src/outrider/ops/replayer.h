@@ -57,7 +57,7 @@ class Replayer {
   virtual ReplayCounts counts() const = 0;
 };
 
-/// Of devices that do not record.
+/// For devices that do not record.
 class PlainReplayer : public Replayer {
  public:
   void Run(const RunKey& /*key*/, std::span<const StepInputs* const> /*inputs*/,

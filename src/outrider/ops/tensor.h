@@ -42,7 +42,7 @@ struct Tensor {
     return {At(first), dtype, rows, count, stride};
   }
 
-  /// Of float32 rows that the host can read.
+  /// Float32 rows that the host can read.
   MatrixView<float> floats() const {
     OUTRIDER_CHECK(dtype == DType::kF32);
     return {static_cast<float*>(data), rows, cols, stride};

@@ -145,7 +145,7 @@ class WeightLoader {
 
   /// Float32 values [rows, cols].
   virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;
-  /// The same of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows,
+  /// Values of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows,
   /// 1] where cols is 1.
   virtual void LooseValues(const float** out, const std::string& name, int64_t rows,
                            int64_t cols) = 0;
@@ -179,7 +179,7 @@ class WeightLoader {
   /// Throws as above; tensors whose names are `ignorable` are not unexpected.
   void Check(FunctionRef<bool(std::string_view)> ignorable) const;
 
-  /// Of all declared weights, with their scales. Opens every tensor.
+  /// Sizes of all declared weights, with their scales. Opens every tensor.
   virtual WeightSizes PackedSizes() = 0;
   /// PackedSizes by parts of the network, the largest first.
   std::vector<WeightGroup> Groups();

@@ -9,10 +9,11 @@ namespace outrider {
 
 /// How ranks share a matrix W [N, K] of y = x W^T.
 struct WeightCut {
-  /// Of the rows of W. kHeads, kInner: y has the columns of this rank. kRows: y has all N, which
-  /// the product brings together.
+  /// How the rows of W are cut. kHeads, kInner: y has the columns of this rank. kRows: y has all N,
+  /// which the product brings together.
   Cut rows = Cut::kNone;
-  /// Of the columns of x, which are brought together before the product: kNone, kHeads or kInner.
+  /// How the columns of x are cut, which are brought together before the product: kNone, kHeads or
+  /// kInner.
   Cut input = Cut::kNone;
 };
 

@@ -214,7 +214,8 @@ std::string ZshWords(const std::vector<Word>& words) {
 std::string ZshScript() {
   std::string out = fmt::format(
       R"(#compdef outrider
-# Completion of outrider for zsh: source <(outrider completion zsh), after compinit
+# Completion of outrider for zsh: source <(outrider completion zsh), after compinit; or as the file
+# _outrider in a folder of $fpath
 _outrider() {{
   local -a commands=({}) bench_commands=({})
   if ((CURRENT == 2)); then
@@ -244,7 +245,15 @@ _outrider() {{
     out += fmt::format("    {})\n      _arguments{}      ;;\n", Quoted(CommandName(command)),
                        ZshSpecs(command));
   }
-  return out + "  esac\n}\ncompdef _outrider outrider\n";
+  // A file of fpath is run as the function's first call; elsewhere the function is announced.
+  return out + R"(  esac
+}
+if [[ $funcstack[1] == _outrider ]]; then
+  _outrider "$@"
+else
+  compdef _outrider outrider
+fi
+)";
 }
 
 std::string FishScript() {

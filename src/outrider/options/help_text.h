@@ -10,19 +10,19 @@ namespace outrider {
 /// "outrider" and the version of CMakeLists.txt.
 std::string VersionText();
 
-/// Of `outrider --help`: the commands.
+/// What `outrider --help` prints: the commands.
 std::string ProgramHelp();
 
-/// Of `outrider bench --help`.
+/// What `outrider bench --help` prints.
 std::string BenchHelp();
 
 /// One line on what `outrider completion` does.
 std::string CompletionSummary();
 
-/// Of `outrider completion --help`.
+/// What `outrider completion --help` prints.
 std::string CompletionHelp();
 
-/// Of `outrider COMMAND --help`: usage and options by group, at most 100 columns wide.
+/// What `outrider COMMAND --help` prints: usage and options by group, at most 100 columns wide.
 std::string CommandHelp(Command command);
 
 /// One line on what a command does.

@@ -28,12 +28,12 @@ inline double Number(const OptionValue& value, double min, double max) {
   return ParseNumber(value.where, Text(value), min, max);
 }
 
-/// Of sampling: any finite number that is not negative.
+/// Reads a temperature of sampling: any finite number that is not negative.
 inline double Temperature(const OptionValue& value) {
   return Number(value, 0, std::numeric_limits<float>::max());
 }
 
-/// Of a whole: more than nothing.
+/// Reads a share of a whole: more than 0, at most 1.
 inline double Share(const OptionValue& value) { return ParseShare(value.where, Text(value)); }
 
 inline bool Switch(const OptionValue& value) { return ParseSwitch(value.where, Text(value)); }

@@ -119,7 +119,7 @@ std::vector<OptionRow> ServeOptionRows() {
        [](Settings& s, const OptionValue& v) { s.engine.weight_version = NonEmptyText(v); }},
       {"enable-return-routed-experts", OptionKind::kSwitch, "Server", "", "",
        "Answers tell the experts of every token in every layer (routed_experts), for trainers that "
-       "replay them; on a processor only",
+       "replay them",
        serve,
        [](Settings& s, const OptionValue& v) {
          s.engine.enable_return_routed_experts = Switch(v);

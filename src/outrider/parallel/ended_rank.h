@@ -14,7 +14,7 @@ inline std::string EndedRankText(const RankPlace& place, std::string_view reason
   return fmt::format("rank {} of {} has ended: {}", place.rank, place.ranks, reason);
 }
 
-/// Of such a text what comes before the reason, which may name a file; of any other "".
+/// What comes before the reason in such a text, which may name a file; "" of any other.
 inline std::string_view EndedRankIn(std::string_view text) {
   constexpr std::string_view kStart = "rank ";
   constexpr std::string_view kEnd = " has ended: ";

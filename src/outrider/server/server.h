@@ -59,7 +59,7 @@ class Server {
   /// Makes Run return: refuses what is new with 503, lets what runs finish for
   /// `http.shutdown_seconds`, aborts the rest. Thread-safe.
   void Stop();
-  /// The same once the engine has failed, which leaves only answers to write: Run returns in a
+  /// Stops once the engine has failed, when only answers are left to write: Run returns in a
   /// second, not before, so that who asks for its health gets 503.
   void StopAfterFailure();
 

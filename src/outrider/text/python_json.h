@@ -24,7 +24,7 @@ class JsonText {
 
   /// The characters of a string.
   std::string String() const;
-  /// Of kBool: whether it is true.
+  /// Whether a kBool is true.
   bool Bool() const { return text_ == "true"; }
   std::vector<JsonText> Elements() const;
   std::vector<std::pair<std::string, JsonText>> Members() const;

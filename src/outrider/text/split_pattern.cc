@@ -165,7 +165,7 @@ class Translator {
     }
   }
 
-  // The same for the character to come and the letter before it. Quantifiers and parentheses
+  // Checks the character to come with the letter before it. Quantifiers and parentheses
   // between two letters do not always part them: s(?i:s) matches ß.
   void CheckPair() {
     if (LooksAt("?") || LooksAt("*") || LooksAt("+")) return;

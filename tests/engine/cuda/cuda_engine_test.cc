@@ -146,7 +146,7 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
   EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
 }
 
-/// The same over a checkpoint that says that its weights have 4 bits; with drafts and without.
+/// Over a checkpoint that says that its weights have 4 bits; with drafts and without.
 TEST_F(CudaEngineTest, LoadsAndAnswersWithInt4Experts) {
   const Int4TinyModel model;
   std::vector<std::vector<int32_t>> answers;

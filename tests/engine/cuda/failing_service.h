@@ -37,7 +37,7 @@ class FailingService {
     Submit(request);
   }
 
-  /// Of all requests together; returns when the engine fails, too.
+  /// Waits for so many tokens of all requests together; returns when the engine fails, too.
   void WaitForTokens(int count) const {
     while (num_tokens_ < count && !thread_->failed()) std::this_thread::yield();
   }

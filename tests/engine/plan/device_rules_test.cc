@@ -72,8 +72,6 @@ TEST(DeviceRules, TheGpuSaysWhatItDoesNotRun) {
                 p.drafts.k = 4;
               }),
               HasSubstr("1 + drafts) = 20480: use up to 16384"));
-  EXPECT_EQ(RefusalOf([](EngineOptions& o, EnginePlan&) { o.enable_return_routed_experts = true; }),
-            "the GPU does not run --enable-return-routed-experts: use --device cpu");
 }
 
 /// What the GPU says of the tiny DeepSeek-V3 after a change of its config.
@@ -83,7 +81,7 @@ std::string RefusalOfNetwork(const std::function<void(ModelConfig&)>& change) {
   return RefusalOf([](EngineOptions&, EnginePlan&) {}, model);
 }
 
-/// The same of its attention, in all layers.
+/// After a change of its attention, in all layers.
 std::string RefusalOfAttention(const std::function<void(MlaSpec&)>& change) {
   return RefusalOfNetwork([&](ModelConfig& c) {
     for (LayerSpec& layer : c.layers) change(std::get<MlaSpec>(layer.attention));

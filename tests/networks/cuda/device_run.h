@@ -23,7 +23,7 @@
 
 namespace outrider::cuda {
 
-/// Of a network's own attention; latent attention over a latent cache.
+/// Paths of a network's own attention; latent attention over a latent cache.
 inline RowPaths RowPathsOfNetwork(const ModelConfig& config) {
   return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
 }
@@ -69,7 +69,7 @@ class CpuNetwork {
     return previous;
   }
 
-  /// Of rows of hidden states: float32 [rows, vocabulary].
+  /// Logits of rows of hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(std::vector<float> hidden) {
     const auto rows = static_cast<int64_t>(hidden.size()) / network_->output_width();
     std::vector<float> logits(static_cast<size_t>(rows * network_->vocab_size()));
@@ -139,7 +139,7 @@ class TestNetwork {
   /// Columns of hidden rows.
   int64_t output_width() const { return model_->output_width(); }
 
-  /// Of caches with full history in blocks of so many tokens.
+  /// Groups of caches with full history in blocks of so many tokens.
   std::vector<CacheGroupSpec> Groups(int32_t block_size, DType type) const {
     return MakeCacheConfig(model_->cache_needs(), type, block_size, 0).groups;
   }
@@ -178,7 +178,7 @@ class TestNetwork {
     return rows.Download<uint16_t>();
   }
 
-  /// Of rows of bf16 hidden states: float32 [rows, vocabulary].
+  /// Logits of rows of bf16 hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(const std::vector<uint16_t>& hidden) {
     const int64_t rows = static_cast<int64_t>(hidden.size()) / output_width();
     DeviceRows from(ops_, DType::kBF16, rows, output_width());

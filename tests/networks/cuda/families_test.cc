@@ -14,6 +14,7 @@
 #include "tests/networks/cuda/code_source.h"
 #include "tests/networks/cuda/device_run.h"
 #include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/cuda/layers_beside_cpu.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider::cuda {
@@ -92,51 +93,9 @@ class FamilyTest : public HopperTest<testing::TestWithParam<Family>> {
 // A dense layer, an MoE layer, and a module of another: where rounding has changed a row's experts,
 // no layer's attention comes after, which would carry that to other rows.
 TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
-  constexpr int32_t kBlock = 32;
   const ModelConfig config = ConfigOf(GetParam(), 2);
-  const auto source = Source(config);
-  std::mt19937 random(2);
-  const std::vector<KnownRequest> requests = RandomRequests(random, 1000, {70, 200, 3}, 40, kBlock);
-  const int32_t blocks = NumBlocks(requests);
-  CpuNetwork f32(config, *source, 1, DType::kF32, blocks, kBlock);
-  CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock);
-  TestNetwork network(config, *source, 1);
-  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
-  BatchLayout layout(kBlock);
-  // Prompts; then generated rows of two requests beside the rest of another's prompt.
-  const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 90}, {2, 0, 3}},
-                                                 {{0, 70, 40}, {1, 90, 110}, {2, 3, 40}}};
-  for (const std::vector<Piece>& pieces : steps) {
-    const auto assign = [&](int32_t shift) {
-      std::vector<RequestWork> work;
-      for (const Piece& piece : pieces) {
-        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
-                                                    piece.first, piece.count, shift));
-      }
-      layout.Assign(work);
-    };
-    assign(0);
-    const std::vector<std::vector<float>> exact = f32.Forward(layout);
-    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
-    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
-      const auto i = static_cast<size_t>(layer);
-      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
-    });
-    // The modules go on from the same rows, which bfloat16 holds.
-    std::vector<uint16_t> previous;
-    std::vector<float> same;
-    for (const float x : exact.back()) {
-      previous.push_back(ToBFloat16(x).bits);
-      same.push_back(RoundToBFloat16(x));
-    }
-    assign(1);
-    std::vector<float> got;
-    for (const uint16_t bits : network.ForwardMtp(0, layout, cache, previous)) {
-      got.push_back(ToFloat(BFloat16{bits}));
-    }
-    ExpectAsNear(got, bf16.ForwardMtp(0, layout, same), f32.ForwardMtp(0, layout, same),
-                 config.hidden_size, "module");
-  }
+  ExpectLayersBesideCpu(
+      {.config = config, .source = *Source(config), .long_prompt = 200, .first_chunk = 90});
 }
 
 // One dense and one MoE layer with the sizes of DeepSeek-V2-Lite, beside the CPU's: a prompt, then

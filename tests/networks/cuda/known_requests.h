@@ -63,7 +63,7 @@ inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
   return static_cast<int32_t>(blocks);
 }
 
-/// The same requests with blocks of another size.
+/// Gives the requests blocks of another size.
 inline std::vector<KnownRequest> WithBlocks(std::mt19937& random,
                                             std::vector<KnownRequest> requests,
                                             int32_t block_size) {

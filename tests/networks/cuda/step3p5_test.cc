@@ -12,6 +12,7 @@
 #include "tests/networks/cuda/code_source.h"
 #include "tests/networks/cuda/device_run.h"
 #include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/cuda/layers_beside_cpu.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider::cuda {
@@ -77,58 +78,12 @@ class StepTest : public HopperTest<testing::TestWithParam<bool>> {
 };
 
 TEST_P(StepTest, EveryLayerBesideTheCpus) {
-  constexpr int32_t kBlock = 32;
   const ModelConfig config = SmallStep();
   EXPECT_NO_THROW(CheckRunsOnHopper({.config = config, .num_mtp_modules = 3}));
-  const auto source = Source(config);
-  std::mt19937 random(2);
-  TestNetwork network(config, *source, 3);
-  const std::vector<KnownRequest> requests =
-      RandomRequests(random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
-  const int32_t blocks = NumBlocks(requests);
-  CpuNetwork f32(config, *source, 3, DType::kF32, blocks, kBlock);
-  CpuNetwork bf16(config, *source, 3, DType::kBF16, blocks, kBlock);
-  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
-  BatchLayout layout(cache.config().groups);
-  // Prompts; then generated rows of two requests beside the rest of another's prompt.
-  const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 190}, {2, 0, 3}},
-                                                 {{0, 70, 40}, {1, 190, 110}, {2, 3, 40}}};
-  for (const std::vector<Piece>& pieces : steps) {
-    const auto assign = [&](int32_t shift) {
-      std::vector<RequestWork> work;
-      for (const Piece& piece : pieces) {
-        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
-                                                    piece.first, piece.count, shift));
-      }
-      layout.Assign(work);
-    };
-    assign(0);
-    const std::vector<std::vector<float>> exact = f32.Forward(layout);
-    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
-    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
-      const auto i = static_cast<size_t>(layer);
-      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
-    });
-    // The modules go on from the same rows, which bfloat16 holds.
-    std::vector<uint16_t> previous;
-    std::vector<float> same;
-    for (const float x : exact.back()) {
-      previous.push_back(ToBFloat16(x).bits);
-      same.push_back(RoundToBFloat16(x));
-    }
-    for (int m = 0; m < 3; ++m) {
-      assign(m + 1);
-      std::vector<float> got;
-      for (const uint16_t bits : network.ForwardMtp(m, layout, cache, previous)) {
-        got.push_back(ToFloat(BFloat16{bits}));
-      }
-      ExpectAsNear(got, bf16.ForwardMtp(m, layout, same), f32.ForwardMtp(m, layout, same),
-                   config.hidden_size, fmt::format("module {}", m));
-    }
-  }
+  ExpectLayersBesideCpu({.config = config, .source = *Source(config), .modules = 3});
 }
 
-/// Of each row, the larger error of two log-probabilities: the likeliest token's and that of the
+/// Each row's larger error of two log-probabilities: the likeliest token's and that of the
 /// token which follows in the text.
 std::vector<double> LogprobErrors(std::span<const float> logits, std::span<const float> exact,
                                   std::span<const int32_t> next) {

@@ -172,6 +172,25 @@ void RunExperts(const Context& c, const DeviceOpsWeights& w, const StepInputs& i
   c.ops.Copy(c, norm, out);
 }
 
+/// out [rows, 9] = what is told of rows that choose three of eight experts by their first values,
+/// in the second of three layers.
+void TellExperts(Side& s, const RouterSpec& spec, const StepInputs& inputs, Tensor x, Tensor out) {
+  const Context c = s.context();
+  const Tensor logits = c.Rows(out.rows, spec.experts);
+  c.ops.Copy(c, x.Columns(0, spec.experts), logits);
+  const Routing& routing =
+      c.ops.moe()->Route(c, spec, inputs, 0, s.weights().experts, logits, nullptr);
+  TestMatrix told(static_cast<int32_t>(out.rows), out.cols);
+  std::vector<int16_t> ids(told.values.size());
+  Buffer memory = c.ops.Allocate(ids.size() * sizeof(int16_t));
+  const RoutedShape shape = {.layers = 3, .top_k = spec.top_k};
+  const ChosenExpertsOfLayers layers = {memory.as<int16_t>(), shape};
+  c.ops.chosen_experts()->ReadChosen(routing, layers.Layer(1));
+  c.ops.CopyToHost(memory.data(), std::as_writable_bytes(std::span(ids)));
+  std::ranges::copy(ids, told.values.begin());
+  c.ops.Copy(c, s.Put(told), out);
+}
+
 std::vector<OpsCase> Cases() {
   const RouterSpec greedy = {.experts = 8,
                              .top_k = 2,
@@ -180,6 +199,10 @@ std::vector<OpsCase> Cases() {
   const RouterSpec grouped = {
       .experts = 8, .top_k = 3, .groups = 4, .top_groups = 2, .scaling_factor = 2.5};
   return {
+      {"ChosenExperts", 9, 0,
+       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
+         TellExperts(s, grouped, in, x, out);
+       }},
       {"Embed", kHidden, 0,
        [](Side& s, const StepInputs& in, Tensor, Tensor out) {
          s.ops().Embed(s.context(), s.weights().table, in, false, out);

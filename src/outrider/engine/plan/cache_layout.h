@@ -14,7 +14,7 @@
 
 namespace outrider {
 
-/// Of one rank.
+/// What one rank's cache holds.
 struct CacheLayout {
   CacheConfig config;                  // num_pages: 0
   std::vector<CacheLayerSpec> layers;  // the target's, then those of the modules that are used
@@ -27,8 +27,8 @@ CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& mode
                             const DraftPlan& drafts, KvCacheForm form, const CacheNumbers& numbers,
                             DType activation_type);
 
-/// Of linear attention; nothing without it. Throws Error for more drafts than its kept rows have
-/// room for.
+/// Describes the state of linear attention; nothing without it. Throws Error for more drafts than
+/// its kept rows have room for.
 void DescribeRunningState(const EngineOptions& options, const CacheConfig& cache, int32_t k,
                           Decisions& decisions);
 

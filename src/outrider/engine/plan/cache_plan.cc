@@ -12,7 +12,7 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kCacheOnAProcessor = int64_t{1} << 30;
-// Of a GPU's work space, until it is measured.
+// Bytes that a GPU's work space is taken to need until it is measured.
 constexpr int64_t kEstimatedWorkSpace = int64_t{4} << 30;
 
 GpuBudget BudgetOf(const EngineOptions& options, int64_t total) {

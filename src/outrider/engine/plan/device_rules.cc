@@ -66,12 +66,6 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
       {"--max-num-seqs",
        [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
        Taken::UpTo(cuda::kMostRequests)},
-      {"--enable-return-routed-experts",
-       [](const AskedOptions& a) -> std::optional<Asked> {
-         if (!a.options.enable_return_routed_experts) return std::nullopt;
-         return Asked();
-       },
-       Taken::No()},
       {"rows of a step (--max-num-batched-tokens, --max-num-seqs times 1 + drafts)",
        [](const AskedOptions& a) {
          const int64_t seqs = a.options.max_num_seqs;

@@ -33,7 +33,7 @@ struct DeviceFacts {
   size_t memory_nodes = 1;                     // NUMA nodes that it may use
 };
 
-/// Of a drafter with a checkpoint of its own.
+/// What is known of a drafter with a checkpoint of its own.
 struct DrafterFacts {
   ModelConfig config;          // of family kEagle3
   bool own_embedding = false;  // else it reads the target's

@@ -15,7 +15,7 @@ struct ChosenForm {
   std::string why;
 };
 
-/// Of attention whose cache has one form, which is not the latent one.
+/// The choice for attention whose cache has one form, which is not the latent one.
 ChosenForm OneForm(const EngineOptions& options, ModelFamily family, std::string why) {
   if (options.kv_cache_form == KvCacheForm::kLatent) {
     throw InvalidArgument(

@@ -56,7 +56,7 @@ inline constexpr int64_t kPanelGroup = 4;
 
 constexpr int64_t PanelProductScratch(int64_t rows) { return kPanelGroup * 16 * rows; }
 
-/// The same for rows in tiles.
+/// Panels of a group where rows are in tiles.
 inline constexpr int64_t kTilePanelGroup = 16;
 
 constexpr int64_t TileProductScratch(int64_t rows) {
@@ -115,7 +115,7 @@ constexpr int64_t PaddedPart(int64_t width) {
 }
 /// Elements from the scores of one key to those of the next. Tiles write a few past the last row.
 constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
-/// The same for attend_in_row_lanes: whole cache lines. For 64 rows their number is not a power of
+/// Score stride of attend_in_row_lanes: whole cache lines. Of 64 rows their number is no power of
 /// two, so that the keys of a tile do not compete for the same lines of L1.
 constexpr int64_t RowScoreStride(int64_t rows) { return PaddedWidth(rows) + 16; }
 
@@ -202,7 +202,7 @@ struct LeafKernels {
   /// aligned, with the same values (PackedMatrix).
   void (*widen_fp4_panel)(const std::byte* codes, const uint8_t* exponents, int64_t cols,
                           BFloat16* to);
-  /// The same with scales of kF8E4M3.
+  /// Widens one panel with scales of kF8E4M3.
   void (*widen_nvfp4_panel)(const std::byte* codes, const uint8_t* scales, int64_t cols,
                             BFloat16* to);
   /// Widens one panel of kI4 [16, cols] to a panel of kF32, 64-byte aligned, with the same values.

@@ -20,7 +20,7 @@ namespace {
 // Rows that pass over a panel together: their share of x in one block of k fits into L2.
 constexpr int64_t kRowBlock = 192;
 constexpr int64_t kLeastRowBlock = 24;
-// The same for rows in tiles, and the rows of two groups, which take turns in AMX.
+// A task's rows in tiles, and the rows of two groups, which take turns in AMX.
 constexpr int64_t kTileRowBlock = 256;
 constexpr int64_t kTileRowStep = 2 * kTileRows;
 // Their tasks are so much longer, since each reads its share of x anew.

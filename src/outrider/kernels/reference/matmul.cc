@@ -13,7 +13,7 @@ namespace outrider::reference {
 
 namespace {
 
-/// Of the column's group, in row n of panel p of a format of 4 bits.
+/// The scale of the column's group, in row n of panel p of a 4-bit format.
 float GroupScale(const PackedMatrix& w, int64_t p, int64_t n, int64_t k) {
   const int64_t at = k / w.format.group_cols() * kPanelRows + n;
   const uint8_t* scales = w.group_scales(p);

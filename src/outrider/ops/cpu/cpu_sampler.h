@@ -28,7 +28,7 @@ class CpuSampler : public StepSampler {
   virtual void MakeLogits(const Context& context, const HeadRows& rows, MatrixView<float> logits);
 
  private:
-  /// Of rows [first, first + count) of `rows`, for the first num_tokens tokens.
+  /// Logits of rows [first, first + count) of `rows`, for the first num_tokens tokens.
   MatrixView<float> Logits(const Context& context, const HeadRows& rows, size_t first, size_t count,
                            int64_t num_tokens);
   void Choose(const Context& context, const HeadRows& rows, int32_t num_tokens,

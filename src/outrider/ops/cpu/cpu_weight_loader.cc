@@ -50,7 +50,7 @@ void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const fl
   }
 }
 
-/// The same for e4m3 codes. scale(r, k): that of the block of row r, column k.
+/// Packs rows of e4m3 codes. scale(r, k): that of the block of row r, column k.
 void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* rows,
               FunctionRef<float(int64_t, int64_t)> scale) {
   const int64_t scales = ScalesPerPanel(matrix.format, matrix.cols);
@@ -63,7 +63,7 @@ void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const ui
   }
 }
 
-/// The same for codes of 4 bits and their scales as they are stored.
+/// Packs rows of 4-bit codes and their scales as they are stored.
 void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* codes,
               const uint8_t* group_scales) {
   const int64_t scale_bytes = GroupScaleBytesOfRow(matrix);
@@ -214,7 +214,7 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
       [format, out, first_row = share.first, rows, total_rows, cols](Piece& p, std::byte* memory,
                                                                      ThreadPool& pool) {
         *out = {format(p), total_rows, cols, memory};
-        // Of a row of the matrix: its tensor and the row there.
+        // Where a row of the matrix stands: its tensor and the row there.
         const auto tensor_of = [&](int64_t r) { return static_cast<size_t>(r / rows); };
         const auto row_of = [&](int64_t r) { return first_row + r % rows; };
         // A range may cross from one tensor into the next: read(tensor, its row, count, offset).

@@ -107,7 +107,7 @@ void ChooseAmongRanks(const Context& context, std::span<const Share> shares,
   context.ranks->Gather(std::array{
       GatheredRows{row.Columns(columns[rank].first, bytes), row, {columns, shares.size()}}});
   for (size_t r = 0; r < rows; ++r) {
-    // Of equal values the first, as shares are in order of tokens. NaN came as infinity.
+    // The first of equal values, as shares are in order of tokens. NaN came as infinity.
     Choice best = all[r];
     for (size_t i = 1; i < shares.size(); ++i) {
       if (all[i * rows + r].value > best.value) best = all[i * rows + r];

@@ -51,7 +51,7 @@ std::span<const Share> HeadShares(const Context& context, int64_t size, int64_t 
 void GatherLogits(const Context& context, MatrixView<float> part, MatrixView<float> logits,
                   std::span<const Share> shares);
 
-/// Of every row the largest value of all ranks' shares, and its token: values as ArgMaxJob gives
+/// Chooses every row's largest value of all ranks' shares, and its token: values as ArgMaxJob gives
 /// them, tokens counted from the start of the share. Afterwards tokens are as HeadChoice gives
 /// them.
 void ChooseAmongRanks(const Context& context, std::span<const Share> shares,

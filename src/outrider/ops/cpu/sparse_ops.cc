@@ -118,7 +118,7 @@ void CpuOps::SelectedAttention(const Context& context, const StepInputs& inputs,
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * cache.width);
   const std::span<const AttentionSpan> spans = Cast(inputs).one_path(cache.group);
   const Scratch::Frame frame(context.arena);
-  // Of the rows of the call.
+  // Spans of the rows of the call.
   auto* span_of = context.arena.Take<int32_t>(args.q.rows);
   for (size_t s = 0; s < spans.size(); ++s) {
     const int64_t first = int64_t{spans[s].first_row} - args.first_row;

@@ -49,7 +49,8 @@ class CudaOps : public Ops,
                 public SparseOps,
                 public CompressedOps,
                 public HyperOps,
-                public TokenRouterOps {
+                public TokenRouterOps,
+                public ChosenExpertOps {
  public:
   /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
@@ -92,6 +93,7 @@ class CudaOps : public Ops,
   const CompressedOps* compressed() const override { return this; }
   const HyperOps* hyper() const override { return this; }
   const TokenRouterOps* token_router() const override { return this; }
+  const ChosenExpertOps* chosen_experts() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -147,6 +149,7 @@ class CudaOps : public Ops,
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
                               Tensor logits, const int32_t* table) const override;
+  void ReadChosen(const Routing& routing, ChosenExperts chosen) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;
@@ -210,7 +213,8 @@ class CudaOps : public Ops,
   struct CudaRouting : Routing {
     ExpertRouting device;
     int64_t rows = 0;
-    int choices = 0;  // of a row, with the shared experts
+    int top_k = 0;    // of a row, those that it chose
+    int choices = 0;  // with the shared experts
     int experts = 0;  // with the shared ones
     int tile_rows = 0;
   };

@@ -35,7 +35,7 @@ struct CudaExperts {
 inline const PackedWeight& Packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.packed);
 }
-/// Of a weight of WeightLoader::StreamMatrix.
+/// The numbers of a weight of WeightLoader::StreamMatrix.
 inline const float* FloatsOf(const Weight& w) {
   return static_cast<const CudaFloats*>(w.packed)->values;
 }

@@ -4,6 +4,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/moe/chosen_experts.h"
 #include "outrider/kernels/cuda/moe/expert_router.h"
 #include "outrider/kernels/cuda/rows/norm_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
@@ -68,7 +69,8 @@ ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterS
   const int shared = Packed(w).shared;
   CudaRouting& r = routing_;
   r.rows = rows;
-  r.choices = static_cast<int>(spec.top_k) + shared;
+  r.top_k = static_cast<int>(spec.top_k);
+  r.choices = r.top_k + shared;
   r.experts = static_cast<int>(spec.experts) + shared;
   r.tile_rows =
       ExpertTileRows(Packed(w).gate_up.format, static_cast<int>(r.rows), r.choices, r.experts);
@@ -127,6 +129,18 @@ const Routing& CudaOps::RouteByToken(const Context& context, const RouterSpec& s
   params.num_kept = static_cast<int>(results_.num_tokens());
   CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
   return routing_;
+}
+
+void CudaOps::ReadChosen(const Routing& routing, ChosenExperts chosen) const {
+  const CudaRouting& r = RoutingOf(routing);
+  CheckCuda(CopyChosenExperts({.num_rows = r.rows,
+                               .top_k = r.top_k,
+                               .choices = r.choices,
+                               .ids = r.device.expert_ids,
+                               .to = chosen.ids,
+                               .to_stride = chosen.stride},
+                              stream_),
+            "experts of tokens");
 }
 
 ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,

@@ -9,7 +9,7 @@ namespace outrider::cuda {
 
 namespace {
 
-/// Of streams [rows, 4 * hidden].
+/// Parameters of streams [rows, 4 * hidden].
 HyperRowsParams ParamsOf(const HyperShape& shape, const Tensor& streams) {
   OUTRIDER_CHECK(shape.streams == kHyperStreams && Fits(streams, DType::kF32));
   HyperRowsParams params;

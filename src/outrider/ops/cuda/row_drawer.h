@@ -65,7 +65,8 @@ class RowDrawer {
   RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode)
       : ops_(ops), logprobs_mode_(logprobs_mode), arrays_(ops.stream()) {}
 
-  /// Of requests with one row each, among the first num_tokens tokens; ids as DrawResults has them.
+  /// Draws for requests with one row each, among the first num_tokens tokens; ids as DrawResults
+  /// has them.
   void DrawToPlaces(const Context& context, const HeadRows& rows, int32_t num_tokens,
                     std::span<const DrawnRows> requests, const int32_t* ids);
   /// Results for the host, of which all or none have a given token. Drafts are verified.
@@ -92,7 +93,7 @@ class RowDrawer {
   LogprobsMode logprobs_mode_;
   StagedArrays arrays_;
   size_t num_top_ = 0;  // columns of the most likely tokens
-  // Of a tile; kept to reuse memory.
+  // What a tile needs; kept to reuse memory.
   std::vector<RequestSampling> sampling_;
   std::vector<int32_t> logit_requests_;
   std::vector<int32_t> logit_positions_;

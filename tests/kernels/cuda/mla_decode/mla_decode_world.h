@@ -59,7 +59,7 @@ class MlaWorld {
     for (int length : options_.lengths) pages += (length + page - 1) / page;
     std::vector<int> order(pages);
     for (int i = 0; i < pages; ++i) order[i] = i;
-    // Of its own, so that the page size does not change keys and queries.
+    // A generator of its own, so that the page size does not change keys and queries.
     std::mt19937 order_random(options_.seed + 1);
     std::shuffle(order.begin(), order.end(), order_random);
     int max_pages = 1;

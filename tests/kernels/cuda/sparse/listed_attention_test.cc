@@ -48,7 +48,7 @@ class ListedWorld {
       for (int p = std::max(0, lengths_[r] - rows); p < lengths_[r]; ++p) {
         Row& row = rows_[{static_cast<int>(r), p}];
         row.q = NormalBf16(random_, size_t{1} * heads * kKey, 1.0F);
-        // Of the entries before p; rows of a request have many in common.
+        // Chooses among the entries before p; rows of a request have many in common.
         std::vector<int32_t> all(static_cast<size_t>(p + 1));
         std::iota(all.begin(), all.end(), 0);
         std::shuffle(all.begin(), all.end(), random_);

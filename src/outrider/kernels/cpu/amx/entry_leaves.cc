@@ -197,8 +197,8 @@ class TileAttention {
     for (int64_t n = 0; n < kMaxima; ++n) take_maximum(last, n);
   }
 
-  /// Of 32 keys from t on and two groups of rows, or of 64 and one. between(n) is called after
-  /// product n of every four.
+  /// Scores of 32 keys from t on and two groups of rows, or of 64 and one. between(n) is called
+  /// after product n of every four.
   template <int kGroups, typename Between>
   __attribute__((always_inline)) void ScoreBlock(int64_t t, int64_t group, Between&& between) {
     ZeroTile<0>();
@@ -400,7 +400,7 @@ class TileAttention {
   int64_t next_lines_ = 0;
   int64_t lines_ = 0;
   TileShapes shapes_;
-  // Of the softmax of this block alone.
+  // What the softmax of this block alone has.
   alignas(64) float max_[kMostEntryRowsInTiles] = {};
   alignas(64) float sum_[kMostEntryRowsInTiles] = {};
 };

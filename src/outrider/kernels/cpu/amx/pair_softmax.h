@@ -18,7 +18,7 @@ constexpr int64_t kTile = kTileRows * kTileCols;  // elements
 /// sum: two chains, of every other pair of keys.
 class PairSoftmax {
  public:
-  /// Of `groups` groups from `group` on, whose scores and weights lie one after the other.
+  /// Takes `groups` groups from `group` on, whose scores and weights lie one after the other.
   PairSoftmax(const EntryBlock& block, int64_t group, int64_t groups, const float* scores,
               int64_t scores_stride, BFloat16* weights, int64_t weights_stride, float* max,
               float* sum)

@@ -26,13 +26,13 @@ OUTRIDER_AMX_INLINE void LoadTile(const void* from) {
                : "memory");
 }
 
-/// The same with rows `stride` bytes apart.
+/// Loads a tile of rows that are `stride` bytes apart.
 template <int kTile>
 OUTRIDER_AMX_INLINE void LoadTile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-/// The same of rows that are not needed again soon: they need not stay in L1.
+/// Loads rows that are not needed again soon: they need not stay in L1.
 template <int kTile>
 OUTRIDER_AMX_INLINE void LoadTileOnce(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");

@@ -97,7 +97,7 @@ inline __attribute__((always_inline)) void AddFp4Columns(const Fp4Place<R>& plac
   }
 }
 
-/// The same for the halves of all panels from kHalf on.
+/// Adds the halves of all panels from kHalf on.
 template <int kHalf, int R, int P>
 inline __attribute__((always_inline)) void AddFp4Halves(const Fp4Reader& reader,
                                                         const Fp4Place<R>& place,

@@ -15,7 +15,7 @@ void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t col
 void WidenNvfp4Panel(const std::byte* codes, const uint8_t* scales, int64_t cols, BFloat16* to);
 void WidenInt4Panel(const std::byte* codes, const BFloat16* scales, int64_t cols, float* to);
 void ScaleRow(const float* x, const float* scales, int64_t group, int64_t n, float* y);
-/// The same where factors that are subnormal slow a processor down: e4m3 codes are read as float16.
+/// For processors that subnormal factors slow down: e4m3 codes are read as float16.
 void MultiplyPanelsByFloat16(const PanelProduct& product);
 void ScaleRowForFloat16(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 /// `count` rounds of multiply-adds with this factor, for timing it; returns a sum.

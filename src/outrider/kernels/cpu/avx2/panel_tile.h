@@ -67,7 +67,7 @@ inline __attribute__((always_inline)) void AddProducts(const float* const (&x)[R
   }
 }
 
-/// The same for both k's of a pair of 8-bit weights.
+/// Adds the products of both k's of a pair of 8-bit weights.
 template <int R, int P, typename W>
 inline __attribute__((always_inline)) void AddEightBitProducts(const float* const (&x)[R],
                                                                int64_t k, const std::byte* w,

@@ -46,7 +46,7 @@ void SiluMulRow(const float* gate, const float* up, float limit, int64_t n, floa
     const Lanes at(LanesAt(i, n));
     const __m256 g = at.Load(gate + i);
     const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, Exp(_mm256_xor_ps(g, sign))));
-    // Of two operands with a NaN min and max give the second.
+    // With a NaN min and max give the second operand.
     const __m256 clamped = _mm256_max_ps(least, _mm256_min_ps(most, at.Load(up + i)));
     at.Store(y + i, _mm256_mul_ps(_mm256_min_ps(most, silu), clamped));
   }

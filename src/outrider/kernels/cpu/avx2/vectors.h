@@ -115,7 +115,7 @@ struct EightLanes {
   }
 };
 
-/// Of exp in two parts, below.
+/// Parts of ln 2 for exp, below.
 constexpr float kLowerLn2 = -0x1.05c61p-29F;  // ln 2 less its float
 constexpr float kExpTerms[5] = {0x1.fffffcp-2F, 0x1.555492p-3F, 0x1.5558f0p-5F, 0x1.1239e2p-7F,
                                 0x1.6a25b0p-10F};

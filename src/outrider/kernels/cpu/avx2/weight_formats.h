@@ -66,7 +66,7 @@ struct Fp8Weights : EightBitWeights {
                                                     __m256 (&weights)[2][2]) {
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000));
     const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair));
-    // Of every 16 bits the upper 8 are the odd k's: at their place after an arithmetic shift by 4.
+    // The upper 8 of every 16 bits are the odd k's: at their place after an arithmetic shift by 4.
     const __m256i odd = _mm256_srai_epi16(codes, 4);
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 4);
     weights[0][0] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(even, 16), mask));
@@ -83,7 +83,7 @@ struct Fp8Weights : EightBitWeights {
   }
 };
 
-/// The same by way of float16: an e4m3 code is a float16 times 2^8, subnormals included, and their
+/// Reads by way of float16: an e4m3 code is a float16 times 2^8, subnormals included, and their
 /// conversion takes no longer. Outputs come in the order 0 8 1 9 2 10 3 11, 4 12 5 13 6 14 7 15.
 struct Fp8AsFloat16Weights : EightBitWeights {
   static constexpr float kFactor = 0x1p8F;

@@ -8,7 +8,7 @@ namespace outrider::cpu::avx512 {
 
 inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
-/// Of kF4E2M1 panels and up to kMostRowsOfCodes rows.
+/// Multiplies up to kMostRowsOfCodes rows by kF4E2M1 panels.
 void MultiplyFewRowsByFp4(const PanelProduct& product);
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
 void WidenNvfp4Panel(const std::byte* codes, const uint8_t* scales, int64_t cols, BFloat16* to);

@@ -55,7 +55,7 @@ struct SixteenLanes {
   }
 };
 
-/// Of 32 bfloat16 in memory those of even index (parity 0) or of odd index, widened.
+/// Widens those of 32 bfloat16 in memory that have an even index (parity 0) or an odd one.
 template <int kParity>
 inline __attribute__((always_inline)) __m512 WidenHalf(const std::byte* from) {
   const __m512i both = _mm512_loadu_si512(from);

@@ -12,7 +12,7 @@ inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16)
 /// Products of rows in tiles, in the order of sums of VDPBF16PS (MatMulJob defines it).
 void MultiplyByDots(const PanelProduct& product);
 
-/// The same for kF4E2M1 panels and up to kMostRowsOfFp4 rows.
+/// Multiplies up to kMostRowsOfFp4 rows by kF4E2M1 panels.
 inline constexpr int64_t kMostRowsOfFp4 = 8;
 void MultiplyFewRowsByFp4(const PanelProduct& product);
 

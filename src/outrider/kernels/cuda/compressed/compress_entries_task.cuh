@@ -15,7 +15,7 @@ inline constexpr int kPooledTokens = 8;  // of a thread
 inline constexpr int kPoolRotary = 64;
 inline constexpr int kPoolThreads = 256;
 
-/// Of a launch whose entries pool 8 * kGroups rows.
+/// Blocks per entry of a launch whose entries pool 8 * kGroups rows.
 template <int kGroups>
 inline constexpr int kPoolBlocks = kGroups == 1 ? 1 : 8;
 

@@ -39,7 +39,7 @@ struct CompressedAttentionParams {
   // first, the first 16-byte aligned. Entry j of the window's is the row of position j.
   PagedEntries window = {};
   PagedEntries entries = {};  // with entries
-  // Of row r, after its window: entries lists[r, 0], lists[r, 1] ..; null: 0, 1, 2 ..
+  // What row r reads after its window: entries lists[r, 0], lists[r, 1] ..; null: 0, 1, 2 ..
   const int32_t* lists = nullptr;
   int64_t lists_stride = 0;
   float softmax_scale = 1.0F;   // > 0

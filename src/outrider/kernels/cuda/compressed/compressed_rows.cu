@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kPlanRowsThreads)
     const int end = params.query_start_loc[at.request + 1];
     const int length = params.seq_lens[at.request];
     const int position = length - end + row;
-    // Of a block, the row before its first and its last.
+    // In a block: the row before its first, and its last.
     const int own = params.in_blocks ? length - end + first - 1 : position;
     const int last = params.in_blocks ? length - 1 : position;
     at.window_begin = max(0, own - params.window + 1);

@@ -20,7 +20,7 @@ __device__ __forceinline__ void WgmmaRegisterA(float (&d)[8], const uint32_t (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d));
 }
 
-/// The same for 64 x 32 x 16.
+/// The product of 64 x 32 x 16.
 __device__ __forceinline__ void WgmmaRegisterA(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
                                                int scale_d) {
   asm volatile(

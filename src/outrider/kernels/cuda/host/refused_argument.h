@@ -10,7 +10,7 @@ namespace outrider::cuda {
 /// Throws InvalidArgument(message).
 [[noreturn]] void ThrowInvalidArgument(const std::string& message);
 
-/// The same with a message of parts, written one after another.
+/// Refuses with a message of parts, written one after another.
 template <typename... Parts>
 [[noreturn]] void RefuseArgument(const Parts&... parts) {
   std::ostringstream message;

@@ -25,7 +25,7 @@ struct DummyPart {
 /// Throws Error for columns that are no multiples of 4; otherwise returns what the launch returned.
 cudaError_t FillDummyPart(const DummyPart& part, void* out, cudaStream_t stream);
 
-/// The same part as codes of 4 bits of the values divided by `scale`, a power of two with which
+/// Writes that part as 4-bit codes of the values divided by `scale`, a power of two with which
 /// they fit, rounded to nearest even: two to a byte, the even column in the lower half, [rows,
 /// cols / 2]. `integers`: from -8 to 7, with 8 added; else e2m1. first_col and cols are multiples
 /// of 8, `out` is 4-byte aligned. Throws Error for other columns; otherwise returns what the launch

@@ -60,7 +60,7 @@ CUtensorMap EncodeRows(const void* x, int64_t stride, int rows, int k, int box_r
 
 /// What a body reads of a packed weight, or of several one after the other.
 void SetWeights(MatMulArguments& args, const PackedWeight& w, int experts, int box_bytes) {
-  // Of one weight the units alone, as its scales may be elsewhere and other memory behind them.
+  // One weight: its units alone, as its scales may be elsewhere and other memory behind them.
   const size_t bytes =
       experts == 1 ? PackedUnitBytes(w.format, w.n, w.k) : PackedWeightBytes(w.format, w.n, w.k);
   constexpr int kColumns = kCopyRowBytes / 2;

@@ -46,7 +46,7 @@ inline constexpr uint32_t kNvfp4FactorBits = (127 + kFp4Bits - kNvfp4RowPower - 
 /// The bits of pair p's code of 4 bits in its half of a word.
 constexpr uint32_t Int4Half(uint32_t code, int pair) { return code << (4 * pair); }
 
-/// The same of an e2m1 code: sign, two bits of exponent, one of mantissa. Pairs 0 to 2 are moved to
+/// The half of an e2m1 code: sign, two bits of exponent, one of mantissa. Pairs 0 to 2 are moved to
 /// the bits 15, 8, 7, 6 of a bf16 by shifts to the left by 0, 3 and 6; pair 3 has what they leave.
 constexpr uint32_t Fp4Half(uint32_t code, int pair) {
   const uint32_t sign = code >> 3 & 1, high = code >> 2 & 1, low = code >> 1 & 1, one = code & 1;

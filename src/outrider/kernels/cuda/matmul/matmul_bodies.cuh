@@ -77,7 +77,7 @@ struct MatMulF8Bodies {
   using Pair = Wide;  // is refused
 };
 
-/// The same with weights of 4 bits, whose stages have 256 columns.
+/// Bodies with 4-bit weights, whose stages have 256 columns.
 template <WeightFormat kFormat_, SegmentForm kForm>
 struct MatMulFourBitBodies {
   static constexpr WeightFormat kFormat = kFormat_;

@@ -27,7 +27,7 @@ __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared
   cursor.shares = args.shares;
   cursor.first_rank = place.first_rank;
   if (args.shares > 1) ClusterWait();
-  // Of K, that this block has.
+  // Units of K that this block has.
   const int units = min(args.segment_units, args.units - place.segment * args.segment_units);
   for (int index = place.cluster; index < tiles; index += place.clusters) {
     const MatMulTile tile = FindTile<Body>(args, index, place.share);

@@ -97,7 +97,7 @@ __device__ __forceinline__ void TensorLoad2d(void* destination, const CUtensorMa
       : "memory");
 }
 
-/// The same into the blocks of a cluster whose bits are set in `blocks`.
+/// Loads a tile into the blocks of a cluster whose bits are set in `blocks`.
 __device__ __forceinline__ void TensorLoad2dMulticast(void* destination, const CUtensorMap* map,
                                                       uint64_t* barrier, int c0, int c1,
                                                       uint16_t blocks) {

@@ -41,7 +41,7 @@ __device__ __forceinline__ float4 AddFour(float4 a, float4 b) {
                      __fadd_rn(a.w, b.w));
 }
 
-/// The same of the bits of floats.
+/// Adds floats that are given by their bits.
 __device__ __forceinline__ uint4 AddFour(uint4 a, uint4 b) {
   const auto add = [](uint32_t x, uint32_t y) {
     return __float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));

@@ -90,7 +90,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   const int thread = threadIdx.x % 128;
   const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
   float chain[kScaled ? kCount : 1];
-  // Of each half of a unit: slices, registers of A. Where registers are short the halves share
+  // For each half of a unit: slices, registers of A. Where registers are short the halves share
   // them.
   constexpr int kRegisters =
       Body::kGivesRegisters ? Body::kRegisters : 65536 / (Body::kThreads * Body::kBlocksPerSm);

@@ -35,7 +35,7 @@ __device__ __forceinline__ void IssueKeys(const MlaKernelArguments& args, const 
   });
 }
 
-/// The same for columns 512-575 of all keys.
+/// Loads columns 512-575 of all keys.
 __device__ __forceinline__ void IssueRotary(const MlaKernelArguments& args,
                                             const MlaTensorMaps& maps, MlaShared& shared,
                                             uint32_t tile_count) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, MlaShare
   }
 }
 
-/// Of an item's first tiles, kStages at most: how many there are, and how many of them have no keys
+/// An item's first tiles, kStages at most: how many there are, and how many of them have no keys
 /// but those of earlier steps, which may be copied while the kernel before this one runs.
 struct FirstTiles {
   int all = 0;

@@ -84,7 +84,7 @@ __device__ __forceinline__ void DropGroups(const ExpertRouterParams& params, int
   }
   const bool two = params.group_rank == GroupRank::kBestTwo && params.experts > params.num_groups;
   const float sum = RoundedAdd(OfOrderKey(first), OfOrderKey(second));
-  // Of a group, its first lane has the score; no lane past the last group.
+  // A group's first lane has its score; no lane past the last group.
   const bool leads = lane % lanes == 0 && lane / lanes < params.num_groups;
   uint32_t key = !leads ? 0 : two ? OrderKey(sum) : first;
   bool kept = false;

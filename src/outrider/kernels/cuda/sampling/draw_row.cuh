@@ -27,7 +27,7 @@ struct DrawShared {
   double warp_sums[2][kDrawWarps];
   unsigned long long amounts[2][kDrawBins];
   uint32_t counts[2][kDrawBins];
-  // Of all blocks: by bin; or of tokens that are ranked.
+  // Amounts of all blocks: by bin; or of tokens that are ranked.
   uint64_t total_amounts[kDrawBins];
   uint32_t total_counts[kDrawBins];
   uint64_t ranked_keys[kDrawRanked];

@@ -86,7 +86,7 @@ struct ListedShared {
   alignas(1024) uint8_t p[64 * 64 * 2];  // [8 row groups][1024]
   MlaSplitNumbers split[2];              // by split parity
   MlaItem item[kItemSlots];
-  // Of tiles t and t + 1, or t + 1 and t + 2: where entries lie behind the beginning of the cache.
+  // Where entries of tiles t and t + 1, or t + 1 and t + 2, lie behind the cache's beginning.
   alignas(16) uint32_t offsets[2][kMlaTileKeys];
   uint16_t alpha[kMlaTileRows];  // powers of two and 0, as bf16
   int epoch;

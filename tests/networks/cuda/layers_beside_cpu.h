@@ -1,0 +1,110 @@
+// Each layer of a network on the device beside the CPU's: prompts, prompts in parts, generated
+// rows, and draft modules that go on from them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+
+namespace outrider::cuda {
+
+/// The CPU's operations with an indexer's queries rounded to bfloat16, before and after their
+/// rotation, as the GPU holds them. Each rounding adds near-ties of the choice.
+class RoundedQueriesOps : public cpu::CpuOps {
+ public:
+  RoundedQueriesOps() : CpuOps(GetKernels(SelectIsa())) {}
+
+  void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+              const Rotary& rotary) const override {
+    if (heads > 1) Round(x);
+    CpuOps::Rotate(context, x, heads, offset, rotary);
+  }
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override {
+    Round(args.q);
+    return CpuOps::SelectEntries(context, inputs, args);
+  }
+
+ private:
+  static void Round(Tensor x) {
+    const MatrixView<float> rows = x.floats();
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      for (int64_t i = 0; i < rows.cols; ++i) rows.row(r)[i] = RoundToBFloat16(rows.row(r)[i]);
+    }
+  }
+};
+
+/// What ExpectLayersBesideCpu runs.
+struct LayerComparison {
+  const ModelConfig& config;
+  const WeightSource& source;
+  int modules = 1;
+  int32_t block = 32;         // tokens of a block
+  int32_t long_prompt = 300;  // tokens; the other prompts have 70 and 3
+  int32_t first_chunk = 190;  // of the long prompt, in the first step
+  /// The CPU's, whose operands are rounded as the device's.
+  const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
+  double far_share = 1;  // as ExpectAsNear
+};
+
+/// Expects the residual stream after each layer, and the rows of each module, to be as near to
+/// float32's as those of the CPU whose operands are rounded alike (ExpectAsNear).
+inline void ExpectLayersBesideCpu(const LayerComparison& run) {
+  std::mt19937 random(2);
+  TestNetwork network(run.config, run.source, run.modules);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, static_cast<int32_t>(run.config.vocab_size), {70, run.long_prompt, 3},
+                     40, network.Groups(run.block, DType::kBF16));
+  const int32_t blocks = NumBlocks(requests);
+  CpuNetwork f32(run.config, run.source, run.modules, DType::kF32, blocks, run.block);
+  CpuNetwork bf16(run.config, run.source, run.modules, DType::kBF16, blocks, run.block,
+                  run.rounded_ops);
+  KvCache cache = network.MakeCache(blocks, run.block, DType::kBF16);
+  BatchLayout layout(cache.config().groups);
+  // Prompts; then generated rows of two requests beside the rest of another's prompt.
+  const int32_t rest = run.long_prompt - run.first_chunk;
+  const std::vector<std::vector<Piece>> steps = {
+      {{0, 0, 70}, {1, 0, run.first_chunk}, {2, 0, 3}},
+      {{0, 70, 40}, {1, run.first_chunk, rest}, {2, 3, 40}}};
+  for (const std::vector<Piece>& pieces : steps) {
+    const auto assign = [&](int32_t shift) {
+      std::vector<RequestWork> work;
+      for (const Piece& piece : pieces) {
+        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
+                                                    piece.first, piece.count, shift));
+      }
+      layout.Assign(work);
+    };
+    assign(0);
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
+      const auto i = static_cast<size_t>(layer);
+      ExpectAsNear(got, rounded[i], exact[i], run.config.hidden_size,
+                   fmt::format("layer {}", layer), run.far_share);
+    });
+    // The modules go on from equal rows, which bfloat16 holds.
+    std::vector<uint16_t> previous;
+    std::vector<float> equal;
+    for (const float x : exact.back()) {
+      previous.push_back(ToBFloat16(x).bits);
+      equal.push_back(RoundToBFloat16(x));
+    }
+    for (int m = 0; m < run.modules; ++m) {
+      assign(m + 1);
+      std::vector<float> got;
+      for (const uint16_t bits : network.ForwardMtp(m, layout, cache, previous)) {
+        got.push_back(ToFloat(BFloat16{bits}));
+      }
+      ExpectAsNear(got, bf16.ForwardMtp(m, layout, equal), f32.ForwardMtp(m, layout, equal),
+                   network.output_width(), fmt::format("module {}", m), run.far_share);
+    }
+  }
+}
+
+}  // namespace outrider::cuda
