@@ -82,6 +82,7 @@ __device__ void Carry(const RingParams& p, int hop, float& value) {
   if (p.hop == Hop::kNumbered) {
     auto* const pairs = reinterpret_cast<uint2*>(p.values) + hop % 2 * kValues;
     const uint32_t number = static_cast<uint32_t>(hop) + 1;
+    NamedSync(1, kReaders);  // the last hop's values are read: others may write where they were
     for (int at = blockIdx.x + threadIdx.x * gridDim.x; at < kValues; at += kReaders * gridDim.x) {
       asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(pairs + at),
                    "r"(__float_as_uint(value)), "r"(number)
