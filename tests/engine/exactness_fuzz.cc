@@ -307,7 +307,7 @@ class Fuzz {
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
     if (late_ && !options.queued) options.late_seed = round_seed;
     const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
-    if (late_ && !on_gpu()) options.ops = &keeping_ops;
+    if (late_ && !on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
       options.make_executor = [this, round_seed](std::vector<RankParts> parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
