@@ -50,7 +50,8 @@ class BlockSamplerTest : public CudaSamplerTest {
       const auto draw = static_cast<int32_t>(i);
       before.push_back(draw < kSteps[0] ? static_cast<int32_t>(random_() % kVocab)
                                         : DrawnBefore(draw - kSteps[0]));
-      DrawRequest request = {.place = static_cast<int32_t>(num_draws_ - i) + 2};
+      DrawRequest request;
+      request.place = static_cast<int32_t>(num_draws_ - i) + 2;
       if (random_() % 3 != 0) {
         params[i] = RandomParams(random_);
         params[i].temperature = std::max(params[i].temperature, 0.3F);
