@@ -1,11 +1,11 @@
-// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the
-// engine's own operations: requests of 1024 tokens that decode 1 row or verify 4, and prompts; or
-// the cases that are given. Prints milliseconds beside what the bytes that a step reads take at the
-// card's bandwidth.
+// Steps of a network on a GPU, with random weights, as codes where the config says so (DeepSeek-V4
+// as it is published), through the engine's own operations: requests of 1024 tokens that decode 1
+// row or verify 4, and prompts; or the cases that are given. Prints milliseconds beside what the
+// bytes that a step reads take at the card's bandwidth.
 //
 //   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
 //                      [--prompts REQUESTS,LENGTH]...
-//                      [v2-lite|glm-4.7-flash|step-12|CONFIG.json]...
+//                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
 // number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
@@ -100,6 +100,26 @@ std::string Step12() {
          "], \"swiglu_limits\": [" + limits + "], \"swiglu_limits_shared\": [" + limits + "]}";
 }
 
+/// DeepSeek-V4-Flash cut to 2 layers of a window, 7 of ratio 4 and 7 of ratio 128; FP8 and FP4.
+constexpr const char* kV4Flash16 = R"({
+  "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "vocab_size": 129280,
+  "hidden_size": 4096, "moe_intermediate_size": 2048, "num_hidden_layers": 16,
+  "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+  "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
+  "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128],
+  "num_hash_layers": 3, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+  "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6,
+  "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "norm_topk_prob": true,
+  "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+  "hc_eps": 1e-06, "rms_norm_eps": 1e-06, "rope_theta": 10000, "compress_rope_theta": 160000,
+  "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+                   "original_max_position_embeddings": 65536},
+  "max_position_embeddings": 1048576, "num_nextn_predict_layers": 0, "hidden_act": "silu",
+  "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16",
+  "expert_dtype": "fp4",
+  "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                          "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}})";
+
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -143,7 +163,7 @@ class StepBench {
         cases_(std::move(cases)),
         prompts_(std::move(prompts)),
         config_(ParseModelConfig(config, std::nullopt, name_)),
-        source_(config_.quantization.method == "fp8"
+        source_(config_.quantization.method == "fp8" && !IsV4()
                     ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
                     : MakeDummyWeights(config_, 1)),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
@@ -187,6 +207,8 @@ class StepBench {
   }
 
  private:
+  bool IsV4() const { return config_.family == ModelFamily::kDeepSeekV4; }
+
   void FillCache() {
     constexpr int64_t kColumns = 64;
     const LayerCache first = cache_->layer(0);
@@ -257,8 +279,21 @@ class StepBench {
     model_->Verify(*sampler_, hidden, layout_.logits_rows(), verify_);
   }
 
+  /// Of rows of a window, index keys, and the entries that are chosen, which are mostly the same
+  /// for a request's rows.
+  static double CacheBytes(const CompressedSpec& a, const Case& c) {
+    const int64_t window = std::min<int64_t>(c.context, a.window + c.rows - 1);
+    const int64_t entries = a.ratio > 0 ? c.context / a.ratio : 0;
+    const int64_t read = a.index_heads > 0 ? std::min(entries, a.index_top_k) : entries;
+    return 2.0 * static_cast<double>(a.head_dim * (window + read) +
+                                     (a.index_heads > 0 ? a.index_dim * entries : 0));
+  }
+
   /// Of a request, of a layer.
   static double CacheBytes(const LayerSpec& layer, const Case& c) {
+    if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {
+      return CacheBytes(*compressed, c);
+    }
     const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
     if (gqa == nullptr) {
       const auto& indexer = std::get<MlaSpec>(layer.attention).indexer;
@@ -273,7 +308,8 @@ class StepBench {
   }
 
   double BytesOf(const Case& c) const {
-    const double code_bytes = config_.quantization.method.empty() ? 2 : 1;
+    // Codes of experts of 4 bits have a byte of scale for 32.
+    const double code_bytes = IsV4() ? 17.0 / 32 : config_.quantization.method.empty() ? 2 : 1;
     double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
                                        static_cast<double>(config_.hidden_size);  // embeddings
     for (const LayerSpec& layer : config_.layers) {
@@ -405,7 +441,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
                  "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... "
-                 "[v2-lite|glm-4.7-flash|step-12|CONFIG.json]...\n");
+                 "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...\n");
     return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
@@ -414,6 +450,7 @@ int Main(int argc, char** argv) {
       const std::string config = name == "v2-lite"         ? kV2Lite
                                  : name == "glm-4.7-flash" ? kGlm47Flash
                                  : name == "step-12"       ? Step12()
+                                 : name == "v4-flash-16"   ? kV4Flash16
                                                            : ReadTextFile(name, 1 << 20);
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();

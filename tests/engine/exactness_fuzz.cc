@@ -27,7 +27,8 @@
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
 // the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
 // rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5; with --sparse 1 a
-// DeepSeek-V3.2 or a GLM-5, over bfloat16 caches.
+// DeepSeek-V3.2 or a GLM-5, over bfloat16 caches; with --v4 1 the bundled DeepSeek-V4s, with an MTP
+// module or a DSpark drafter, over bfloat16 caches.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that. Long because every kind of model, drafter and request
@@ -244,6 +245,11 @@ constexpr std::array kGpuSparseModels = {
     ModelChoice{"GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
 };
 
+constexpr std::array kGpuV4Models = {
+    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
+    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
+};
+
 /// Of the processor, or of a GPU's operations.
 Disturbances DisturbancesOf(const Ops* ops) {
   if (ops == nullptr) {
@@ -396,6 +402,7 @@ class Fuzz {
       return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
     }
     if (sparse_ && on_gpu()) return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 1)));
+    if (v4_ && on_gpu()) return kGpuV4Models.at(static_cast<size_t>(Uniform(0, 1)));
     if (hybrid_) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));

@@ -77,7 +77,7 @@ class TokenKeepingOps : public cpu::CpuOps {
     for (const int32_t token : cpu::Cast(inputs).token_ids()) {
       tokens.push_back(Resolve(on_device_, token));
     }
-    EmbedTokens(context, table, tokens, x);
+    EmbedTokens(table, tokens, x);
     for (int64_t r = 0; zero_first && r < x.rows; ++r) {
       if (cpu::Cast(inputs).positions()[static_cast<size_t>(r)] == 0) {
         SetZero(context, x.Rows(r, 1));
@@ -218,7 +218,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       kept.at(static_cast<size_t>(places.rejected)) =
           static_cast<int32_t>(request.input.drafts.size()) - accepted;
       kept.at(static_cast<size_t>(places.last_row)) =
-          rows.rows[static_cast<size_t>(request.first_row + accepted)];
+          rows.OutputRow(static_cast<size_t>(request.first_row + accepted));
     }
 
     const TokenKeepingOps& ops_;

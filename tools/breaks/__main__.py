@@ -59,7 +59,7 @@ PLACE_OF = {  # of a test program, under tests/
                      "sparse_cuda_ops_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     **dict.fromkeys(("plan_test", "running_state_test"), "engine"),
-    **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
+    **dict.fromkeys(("cuda_engine_test", "out_of_memory_test", "v4_engine_test"), "engine/cuda"),
     "tokenizer_test": "text",
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py"), "cli"),

@@ -55,6 +55,6 @@ BREAKS = (
           "entry_windows_.push_back({&r, r.first_position, std::max(r.first_position + 1, end - 1), "
           "r.prompt_length});", "engine_test", ENTRIES),
     Break("blocks", "drafts do not depend on the token before them", "networks/dspark_draft_model.cc",
-          "ops.block_drafts()->EmbedTokens(context, weights_.markov, draws.tokens_before, before);",
-          "ops.SetZero(context, before);", "draft_test", "Caches/DSparkGoldenOfCaches.*"),
+          "sampler_->EmbedBefore(context, weights_.markov, step, of_step);",
+          "ops.SetZero(context, of_step);", "draft_test", "Caches/DSparkGoldenOfCaches.*"),
 )

@@ -37,6 +37,9 @@ TOPICS = {
     "pooled": "an entry is made of the rows of its tokens",
     "streams": "streams are mixed and added to as their definition says, whatever the step",
     "experts by token": "a token has the experts of the table",
+    "groups of columns": "a group of a weight's rows reads its own columns",
+    "rings": "a window's block table holds all that a step reads",
+    "blocks of drafts": "a draft reads the one before it where it was drawn",
 }
 
 ADDED_IN_ORDER = """\
@@ -317,4 +320,14 @@ BREAKS = (
           "kernels/cuda/moe/expert_choice.cuh",
           "token = max(params.kept_tokens[-2 - token], 0);", "token = 0;",
           "expert_router_test", "TokenRouterTest.*"),
+    Break("groups of columns", "all groups read the first one's", "kernels/cuda/matmul/matmul.cc",
+          "args.group_columns = w.k;", "args.group_columns = 0;",
+          "matmul_test", "*.GroupsReadColumnsOfTheirOwn/*"),
+    Break("rings", "a ring has the least number of columns", "ops/cuda/cuda_step_inputs.cc",
+          "(spec.window + longest + kMostBack) / groups_[index].block_size + 2", "1",
+          "v4_engine_test", "V4EngineTest.*"),
+    Break("blocks of drafts", "all drafts but the first follow token 0",
+          "ops/cuda/cuda_block_sampler.cc",
+          "TokenOfPlace(draws_.requests[static_cast<size_t>(-1 - before)].place)", "0",
+          "v4_engine_test", "V4EngineTest.TextsAreTheProcessors"),
 )

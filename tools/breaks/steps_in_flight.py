@@ -85,7 +85,7 @@ BREAKS = (
           "      ops.ReadTokens();\n", "",
           "engine_test", "Drafters/LateStepsTest.MasksFollowWhatTheStepInFlightAccepts/*"),
     Break("unread", "all requests' drafts have one place", "draft/draft_sampler.cc",
-          "SlotPlaces(r.slot,", "SlotPlaces(0,",
+          "SlotPlaces(request.slot,", "SlotPlaces(0,",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/*"),
     Break("later", "a step beside a grammar leaves its tokens on the device",
           "execute/step_runner.cc", " && !slot.grammar &&", " &&",

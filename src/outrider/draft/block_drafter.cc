@@ -11,7 +11,7 @@ namespace outrider {
 namespace {
 
 // Logits are kept for about so many rows at a time, which bounds their memory.
-constexpr size_t kLogitsRows = 64;
+constexpr size_t kLogitsRows = 256;
 
 }  // namespace
 
@@ -78,17 +78,32 @@ void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth
   const Tensor previous = previous_.Rows(entry_rows_.num_rows());
   model_->CopyRows(main, previous, copies_);
   const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
-  model_->Forward({0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden}, cache_);
-  if (!blocks_.empty()) DrawBlocks(requests, hidden, drafts);
+  const ModulePass pass = {0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden};
+  if (blocks_.empty()) return model_->Forward(pass, cache_);
+  DrawBlocks(requests, pass, drafts);
 }
 
-void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, Tensor hidden,
+void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
                               MatrixView<int32_t> drafts) {
   const auto k = static_cast<size_t>(options_.k);
   confidences_.assign(blocks_.size() * k, 0);
   const size_t tile = std::max<size_t>(1, kLogitsRows / k);
   for (size_t first = 0; first < blocks_.size(); first += tile) {
-    DrawTile(requests, first, std::min(tile, blocks_.size() - first), hidden, drafts);
+    LayOutDraws(requests, first, std::min(tile, blocks_.size() - first));
+    tokens_.resize(rows_.size());
+    const BlockDraws draws = {rows_, before_, draws_, steps_};
+    if (first == 0) {
+      model_->ForwardAndDraw(pass, cache_, draws, tokens_);
+    } else {
+      model_->DrawBlocks(pass.hidden, draws, tokens_);
+    }
+    chances_.assign(rows_.size(), 0);
+    if (cut_.cuts()) model_->ReadConfidences(chances_);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const auto [block, step] = drawn_[i];
+      drafts.row(static_cast<int64_t>(blocks_[block]))[step] = tokens_[i];
+      confidences_[block * k + static_cast<size_t>(step)] = chances_[i];
+    }
   }
   num_drafts_.clear();
   for (const size_t i : blocks_) num_drafts_.push_back(requests[i].num_drafts);
@@ -101,35 +116,27 @@ void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, Tensor hid
   }
 }
 
-void BlockDrafter::DrawTile(std::span<const DraftRequest> requests, size_t first, size_t count,
-                            Tensor hidden, MatrixView<int32_t> drafts) {
+void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t first, size_t count) {
   rows_.clear();
-  for (size_t b = first; b < first + count; ++b) {
-    for (int32_t d = 0; d < requests[blocks_[b]].num_drafts; ++d) {
-      rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
-    }
-  }
-  model_->StartDraws(hidden, rows_);
+  before_.clear();
+  draws_.clear();
+  steps_.clear();
+  drawn_.clear();
+  last_draws_.assign(count, -1);
   for (int32_t d = 0; d < options_.k; ++d) {
-    indices_.clear();
-    draw_rows_.clear();
-    int32_t row = 0;
+    const auto begin = static_cast<int32_t>(rows_.size());
     for (size_t b = first; b < first + count; ++b) {
-      const int32_t wanted = requests[blocks_[b]].num_drafts;
-      if (d < wanted) {
-        indices_.push_back(blocks_[b]);
-        draw_rows_.push_back(row + d);
-      }
-      row += wanted;
+      const DraftRequest& r = requests[blocks_[b]];
+      if (d >= r.num_drafts) continue;
+      int32_t& last = last_draws_[b - first];
+      before_.push_back(d == 0 ? r.tokens.back() : DrawnBefore(last));
+      last = static_cast<int32_t>(rows_.size());
+      rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
+      draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));
+      drawn_.push_back({b, d});
     }
-    if (indices_.empty()) return;
-    sampler_.Sample(*model_, 0, hidden, draw_rows_, indices_, requests, d, drafts);
-    size_t next = 0;
-    for (size_t b = first; b < first + count; ++b) {
-      if (d >= requests[blocks_[b]].num_drafts) continue;
-      confidences_[b * static_cast<size_t>(options_.k) + static_cast<size_t>(d)] =
-          model_->confidences()[next++];
-    }
+    if (std::cmp_equal(rows_.size(), begin)) return;
+    steps_.push_back(static_cast<int32_t>(rows_.size()) - begin);
   }
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "outrider/draft/draft_cut.h"
@@ -45,11 +46,12 @@ class BlockDrafter : public Drafter {
   int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
   /// The rows of the target that are right, or all of a step, and the blocks behind them.
   void LayOut(std::span<const DraftRequest> requests);
-  void DrawBlocks(std::span<const DraftRequest> requests, Tensor hidden,
+  /// Runs the pass, then draws drafts a tile of requests at a time.
+  void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
                   MatrixView<int32_t> drafts);
-  /// Drafts of requests [first, first + count) of blocks_.
-  void DrawTile(std::span<const DraftRequest> requests, size_t first, size_t count, Tensor hidden,
-                MatrixView<int32_t> drafts);
+  /// The draws of requests [first, first + count) of blocks_: all first drafts, then all second
+  /// ones, and so on.
+  void LayOutDraws(std::span<const DraftRequest> requests, size_t first, size_t count);
 
   std::unique_ptr<BlockDraftModel> model_;
   KvCache& cache_;
@@ -58,17 +60,22 @@ class BlockDrafter : public Drafter {
   DraftRows block_rows_;
   DraftMemory previous_;
   DraftMemory hidden_;
-  DraftSampler sampler_;
   DraftCut cut_;
   RowCopies copies_;
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> block_windows_;
   std::vector<size_t> blocks_;  // requests that want drafts
+  // Of a tile, as BlockDraws has them.
   std::vector<int32_t> rows_;
-  std::vector<int32_t> draw_rows_;
-  std::vector<size_t> indices_;
-  std::vector<float> confidences_;   // [blocks, k]
-  std::vector<int32_t> num_drafts_;  // [blocks]
+  std::vector<int32_t> before_;
+  std::vector<DrawRequest> draws_;
+  std::vector<int32_t> steps_;
+  std::vector<std::pair<size_t, int32_t>> drawn_;  // by draw: index in blocks_, step
+  std::vector<int32_t> last_draws_;                // by request of the tile
+  std::vector<int32_t> tokens_;                    // by draw
+  std::vector<float> chances_;                     // by draw
+  std::vector<float> confidences_;                 // [blocks, k]
+  std::vector<int32_t> num_drafts_;                // [blocks]
 };
 
 }  // namespace outrider

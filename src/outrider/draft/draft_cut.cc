@@ -16,7 +16,7 @@ double DraftCut::Seconds(int32_t num_requests, double drafts_each) const {
 }
 
 void DraftCut::Shorten(MatrixView<const float> confidences, std::span<int32_t> num_drafts) {
-  if (times_.batches.empty() || num_drafts.empty()) return;
+  if (!cuts() || num_drafts.empty()) return;
   drafts_.clear();
   for (size_t i = 0; i < num_drafts.size(); ++i) {
     const float* row = confidences.row(static_cast<int64_t>(i));

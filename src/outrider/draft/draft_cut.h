@@ -25,6 +25,9 @@ class DraftCut {
   /// Cuts nothing while `times` has no batches.
   void SetStepTimes(StepTimes times) { times_ = std::move(times); }
 
+  /// Whether it may cut drafts: else it reads no confidences.
+  bool cuts() const { return !times_.batches.empty(); }
+
   /// num_drafts [requests]: the drafts that there are, and afterwards those to verify. confidences
   /// [requests, most drafts]: of each draft, if those before it are right.
   void Shorten(MatrixView<const float> confidences, std::span<int32_t> num_drafts);

@@ -10,6 +10,10 @@
 
 namespace outrider {
 
+/// Draft `step` of a request, of at most `max_drafts` of a model with so many tokens.
+DrawRequest DraftOf(const DraftRequest& request, int32_t step, int32_t max_drafts,
+                    int32_t vocab_size);
+
 class DraftSampler {
  public:
   /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows` that

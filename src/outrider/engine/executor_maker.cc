@@ -15,7 +15,6 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/queued_executor.h"
-#include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
@@ -139,6 +138,7 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
         {device, plan_.numbers.dtype,
          AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths)},
         read.Of(device.place().rank));
+    if (plan_.drafts.type == DrafterType::kBlocks) own.blocks = own.model->MakeBlockDraftModel();
     if (!facts.drafter) return;
     const ModelConfig& drafter = facts.drafter->config;
     own.draft_model = std::make_unique<Eagle3DraftModel>(
@@ -154,9 +154,15 @@ void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
   const auto& layers = plan_.cache.layers;
   const CacheNumbers numbers = plan_.numbers.cache();
   try {
-    WarmUp(*first.model, scheduler, plan_.drafts.k, layers, numbers);
-    if (first.draft_model == nullptr) return;
-    WarmUp(*first.draft_model, first.model->hidden_size(), scheduler, layers, numbers);
+    const bool blocks = plan_.drafts.type == DrafterType::kBlocks;
+    WarmUp(*first.model, scheduler, plan_.drafts.k, first.model->num_mtp_modules() > 0 && !blocks,
+           layers, numbers);
+    const int64_t width = first.model->hidden_size();
+    if (blocks) {
+      WarmUp(*first.blocks, width, first.blocks->block_size(), scheduler, layers, numbers);
+    } else if (first.draft_model != nullptr) {
+      WarmUp(*first.draft_model, width, /*rows=*/1, scheduler, layers, numbers);
+    }
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(fmt::format(
         "the work space of the largest step does not fit beside the weights ({}): lower "
@@ -165,8 +171,7 @@ void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
   }
 }
 
-std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank,
-                                                    std::unique_ptr<DraftModel> own) const {
+std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank, RankWeights weights) const {
   const SpeculationOptions& options = options_.speculation;
   const int32_t k = plan_.drafts.k;
   const ModuleDrafterOptions modules = {.k = k,
@@ -181,15 +186,19 @@ std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank,
                                             options.prompt_lookup_max);
     case DrafterType::kBlocks:
       return std::make_unique<BlockDrafter>(
-          rank.model->MakeBlockDraftModel(), *rank.cache,
+          std::move(weights.blocks), *rank.cache,
           BlockDrafterOptions{.k = k, .form = options.draft_form});
     case DrafterType::kChain:
       return std::make_unique<ChainDrafter>(
           std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size), *rank.cache,
           modules);
     case DrafterType::kRepeated:
-      if (!own) own = std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size);
-      return std::make_unique<RepeatedDrafter>(std::move(own), *rank.cache, modules);
+      if (!weights.draft_model) {
+        weights.draft_model =
+            std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size);
+      }
+      return std::make_unique<RepeatedDrafter>(std::move(weights.draft_model), *rank.cache,
+                                               modules);
   }
   OUTRIDER_CHECK(false);
 }
@@ -209,7 +218,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankParts& rank = ranks_[r];
     rank.model = std::move(weights_[r].model);
-    rank.drafter = MakeDrafter(rank, std::move(weights_[r].draft_model));
+    rank.drafter = MakeDrafter(rank, std::move(weights_[r]));
     drafters_.push_back(rank.drafter.get());
   }
   weights_.clear();

@@ -15,6 +15,7 @@
 #include "outrider/execute/executor.h"
 #include "outrider/execute/rank.h"
 #include "outrider/execute/step_runner.h"
+#include "outrider/networks/block_draft_model.h"
 
 namespace outrider {
 
@@ -63,10 +64,12 @@ class ExecutorMaker {
   struct RankWeights {
     std::unique_ptr<Network> model;
     std::unique_ptr<DraftModel> draft_model;  // with a checkpoint of its own
+    std::unique_ptr<BlockDraftModel> blocks;  // the stages that came with the model
   };
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
-  std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, std::unique_ptr<DraftModel> own) const;
+  /// What of `weights` is not the model.
+  std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, RankWeights weights) const;
   /// Throws Error where the weights do not fit beside what there is.
   void CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const;
 

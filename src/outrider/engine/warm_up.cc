@@ -101,7 +101,7 @@ void PreparePrompts(const Ops& ops, const ModelConfig& config) {
   }
 }
 
-void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
+void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts, bool modules,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
   const Ops& ops = network.device().ops;
   KvCache cache = CacheOfOnePage(network.device(), scheduler, layers, numbers);
@@ -109,7 +109,7 @@ void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
     const BatchLayout& rows = pass.layout();
     const auto hidden = ops.MakeRows(rows.num_rows(), network.output_width());
     network.Forward(rows, cache, hidden->rows());
-    if (network.num_mtp_modules() == 0) return;
+    if (!modules) return;
     network.ForwardMtp(0, rows, cache, hidden->rows(), hidden->rows());
   };
   run(LargestPrompts(cache, scheduler));
@@ -117,12 +117,12 @@ void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
   network.FitWorkSpace();
 }
 
-void WarmUp(DraftModel& draft, int64_t target_width, const SchedulerConfig& scheduler,
+void WarmUp(DraftModel& draft, int64_t target_width, int32_t rows, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
   const Ops& ops = draft.device().ops;
   KvCache cache = CacheOfOnePage(draft.device(), scheduler, layers, numbers);
   const PassRows prompts = LargestPrompts(cache, scheduler);
-  const PassRows decodes = LargestDecode(cache, scheduler, 1);
+  const PassRows decodes = LargestDecode(cache, scheduler, std::min(rows, scheduler.max_model_len));
   AttentionPlan entry_plan = draft.attention();
   AttentionPlan output_plan = draft.attention();
   entry_plan.Assign(prompts.layout());

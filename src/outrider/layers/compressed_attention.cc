@@ -9,24 +9,51 @@ namespace outrider {
 
 namespace {
 
-/// What writes the rows of tokens of a compressor and the entries that they complete. The rows lie
-/// in the arena.
-CompressArgs CompressorOf(const Context& context, const CompressedSpec& spec,
-                          const CompressorWeights& w, const CompressedStep& step,
-                          LayerCache entries, LayerCache tokens, Tensor x) {
-  const CompressorShape shape = {.ratio = static_cast<int32_t>(spec.ratio),
-                                 .overlaps = spec.overlaps,
-                                 .width = entries.width,
-                                 .rope = static_cast<int32_t>(2 * step.frequencies.size()),
-                                 .norm_eps = step.norm_eps};
-  const Tensor rows = context.Rows(x.rows, tokens.width);
-  const int32_t channels = shape.channels();
-  context.ops.Multiply(
-      context,
-      std::array{
-          Product{.x = x, .w = &w.values, .y = rows.Columns(0, channels), .float32 = true},
-          Product{.x = x, .w = &w.gates, .y = rows.Columns(channels, channels), .float32 = true}});
-  return {.shape = shape,
+/// What a layer's compressors and its indexer make of x.
+struct InputRows {
+  Tensor compressor;  // [rows, 2 * channels]: values, then gates
+  Tensor indexer;     // the same of the indexer's
+  Tensor weights;     // [rows, index heads]
+};
+
+/// Side by side, as their weights may be: one product then. Memory of the arena.
+InputRows RowsOf(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
+                 const CompressedStep& step, Tensor x) {
+  const bool indexes = spec.index_heads > 0;
+  const int64_t own = step.caches[2].width;
+  const int64_t indexer = indexes ? step.caches[4].width : 0;
+  const Tensor all = context.Rows(x.rows, own + indexer + spec.index_heads);
+  const InputRows rows = {.compressor = all.Columns(0, own),
+                          .indexer = all.Columns(own, indexer),
+                          .weights = all.Columns(own + indexer, spec.index_heads)};
+  const auto product = [&](const Weight& weight, Tensor y) {
+    return Product{.x = x, .w = &weight, .y = y, .float32 = true};
+  };
+  const auto half = [](Tensor both, int64_t i) {
+    return both.Columns(i * both.cols / 2, both.cols / 2);
+  };
+  std::array<Product, 5> products;
+  size_t count = 0;
+  products[count++] = product(w.compressor.values, half(rows.compressor, 0));
+  products[count++] = product(w.compressor.gates, half(rows.compressor, 1));
+  if (indexes) {
+    products[count++] = product(w.indexer.compressor.values, half(rows.indexer, 0));
+    products[count++] = product(w.indexer.compressor.gates, half(rows.indexer, 1));
+    products[count++] = product(w.indexer.weights, rows.weights);
+  }
+  context.ops.Multiply(context, std::span(products).first(count));
+  return rows;
+}
+
+/// What writes the rows of tokens of a compressor and the entries that they complete.
+CompressArgs CompressorOf(const CompressedSpec& spec, const CompressorWeights& w,
+                          const CompressedStep& step, LayerCache entries, LayerCache tokens,
+                          Tensor rows) {
+  return {.shape = {.ratio = static_cast<int32_t>(spec.ratio),
+                    .overlaps = spec.overlaps,
+                    .width = entries.width,
+                    .rope = static_cast<int32_t>(2 * step.frequencies.size()),
+                    .norm_eps = step.norm_eps},
           .rows = rows,
           .bias = w.bias,
           .tokens = tokens,
@@ -38,30 +65,26 @@ CompressArgs CompressorOf(const Context& context, const CompressedSpec& spec,
 
 /// Writes what the rows leave in the caches of a layer's compressors.
 void WriteCompressed(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
-                     const CompressedStep& step, Tensor x) {
-  if (spec.ratio == 0) return;
-  const Scratch::Frame frame(context.arena);
+                     const CompressedStep& step, const InputRows& rows) {
   std::array<CompressArgs, 2> compressors;
   size_t count = 0;
   compressors[count++] =
-      CompressorOf(context, spec, w.compressor, step, step.caches[1], step.caches[2], x);
+      CompressorOf(spec, w.compressor, step, step.caches[1], step.caches[2], rows.compressor);
   if (spec.index_heads > 0) {
-    compressors[count++] =
-        CompressorOf(context, spec, w.indexer.compressor, step, step.caches[3], step.caches[4], x);
+    compressors[count++] = CompressorOf(spec, w.indexer.compressor, step, step.caches[3],
+                                        step.caches[4], rows.indexer);
   }
   context.ops.compressed()->Compress(context, step.inputs, std::span(compressors).first(count));
 }
 
-/// The entries that every row attends to. queries [rows, q_lora].
+/// The entries that every row attends to. queries [rows, q_lora], weights [rows, index heads].
 SelectedEntries Select(const Context& context, const CompressedSpec& spec, const IndexerWeights& w,
-                       const CompressedStep& step, LayerCache keys, Tensor queries, Tensor x) {
+                       const CompressedStep& step, LayerCache keys, Tensor queries,
+                       Tensor weights) {
   const Ops& ops = context.ops;
   const auto heads = static_cast<int32_t>(spec.index_heads);
-  const Tensor q = context.Activations(x.rows, spec.index_heads * spec.index_dim);
-  const Tensor weights = context.Rows(x.rows, spec.index_heads);
+  const Tensor q = context.Activations(queries.rows, spec.index_heads * spec.index_dim);
   ops.Multiply(context, std::array{Product{.x = queries, .w = &w.queries, .y = q}});
-  ops.Multiply(context,
-               std::array{Product{.x = x, .w = &w.weights, .y = weights, .float32 = true}});
   const auto rope = static_cast<int32_t>(2 * step.frequencies.size());
   ops.Rotate(context, q, heads, keys.width - rope, step.rotary);
   return ops.sparse()->SelectEntries(context, step.inputs,
@@ -127,11 +150,15 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
                                   .in_blocks = step.in_blocks,
                                   .entries = {},
                                   .selected = nullptr};
-  WriteCompressed(context, spec, w, step, x);
-  if (spec.ratio > 0) args.entries = step.caches[1];
+  InputRows input;
+  if (spec.ratio > 0) {
+    input = RowsOf(context, spec, w, step, x);
+    WriteCompressed(context, spec, w, step, input);
+    args.entries = step.caches[1];
+  }
   SelectedEntries selected;
   if (spec.index_heads > 0) {
-    selected = Select(context, spec, w.indexer, step, step.caches[3], queries, x);
+    selected = Select(context, spec, w.indexer, step, step.caches[3], queries, input.weights);
     args.selected = &selected;
   }
   ops.compressed()->CompressedAttention(context, step.inputs, args);

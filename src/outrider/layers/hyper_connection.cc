@@ -4,9 +4,9 @@
 
 namespace outrider {
 
-Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& w,
-                  const float* norm, const HyperAddArgs& add, Tensor streams, Tensor mixture) {
-  const Tensor weights = context.Rows(streams.rows, int64_t{1 + shape.streams} * shape.streams);
+void MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& w,
+                const float* norm, const HyperAddArgs& add, Tensor streams, Tensor mixture,
+                Tensor added) {
   context.ops.hyper()->HyperMix(context, shape,
                                 {.streams = streams,
                                  .add = add,
@@ -15,8 +15,7 @@ Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWe
                                  .base = w.base,
                                  .norm = norm,
                                  .mixture = mixture,
-                                 .weights = weights});
-  return weights;
+                                 .weights = added});
 }
 
 void ContractStreams(const Context& context, const HyperShape& shape, const HyperWeights& w,

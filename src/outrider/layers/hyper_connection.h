@@ -15,10 +15,11 @@ struct HyperWeights {
 };
 
 /// The input of an attention or MLP: mixture [rows, hidden] of streams [rows, S * hidden], to which
-/// `add` is added before, normalised by `norm` [hidden]. Returns the weights by which its output is
-/// added, in the arena.
-Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,
-                  const float* norm, const HyperAddArgs& add, Tensor streams, Tensor mixture);
+/// `add` is added before, normalised by `norm` [hidden]. `added` [rows, (1 + S) * S]: the weights
+/// by which its output is added; it may be those of `add`.
+void MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,
+                const float* norm, const HyperAddArgs& add, Tensor streams, Tensor mixture,
+                Tensor added);
 
 /// mixture [rows, hidden] of streams [rows, S * hidden], for the head.
 void ContractStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,

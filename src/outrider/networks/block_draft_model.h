@@ -6,6 +6,7 @@
 #include <span>
 
 #include "outrider/networks/draft_model.h"
+#include "outrider/ops/block_drafts.h"
 
 namespace outrider {
 
@@ -19,13 +20,23 @@ class BlockDraftModel : public DraftModel {
   virtual int32_t block_size() const = 0;
   virtual int32_t noise_token() const = 0;
 
-  /// Draws follow from rows[i] of `hidden`, which Forward gave: computes for all of them what does
-  /// not depend on drafts. Until the next call a row of DraftDraws is an index into `rows`. Gives
-  /// their logits without what the token before a draft adds, [rows.size(), vocab_size()].
-  virtual Tensor StartDraws(Tensor hidden, std::span<const int32_t> rows) = 0;
+  /// Draws from rows of `hidden`, which Forward gave. tokens[i] = what draw i gave.
+  virtual void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<int32_t> tokens) = 0;
 
-  /// The chance that each draft of the last Draw is right if those before it are.
-  virtual std::span<const float> confidences() const = 0;
+  /// Forward, then DrawBlocks of pass.hidden: in one run, where the device records runs.
+  virtual void ForwardAndDraw(const ModulePass& pass, KvCache& cache, const BlockDraws& draws,
+                              std::span<int32_t> tokens) = 0;
+
+  /// chances[i] = the chance that draw i of the last DrawBlocks is right if those before it are.
+  /// The host waits for the device.
+  virtual void ReadConfidences(std::span<float> chances) = 0;
+
+  /// The draws of one step.
+  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override {
+    const auto count = static_cast<int32_t>(draws.rows.size());
+    DrawBlocks(draws.hidden, {draws.rows, draws.tokens_before, draws.requests, {&count, 1}},
+               tokens);
+  }
 };
 
 }  // namespace outrider

@@ -56,24 +56,38 @@ void DeepSeekV4Layers::RepeatFirstStream(const Context& context, Tensor streams)
   }
 }
 
-void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
-                           Tensor streams) const {
-  const Scratch::Frame frame(context.arena);
+void DeepSeekV4Layers::Run(const Context& context, size_t i, Step& step, Tensor streams) const {
   const Ops& ops = context.ops;
   const Layer& layer = layers_[i];
   const DeepSeekV4LayerWeights& w = *layer.weights;
+  if (step.added.y.rows == 0) {
+    step.added = {.y = context.Rows(streams.rows, hidden_size_),
+                  .weights = WeightsOfStreams(context, streams.rows)};
+  }
+  const HyperAddArgs before = step.is_left ? step.added : HyperAddArgs();
+  // What a part gave is read before the next one writes there.
+  const Tensor y = step.added.y;
+  const Tensor weights = step.added.weights;
+  const Scratch::Frame frame(context.arena);
   const Tensor x = context.Activations(streams.rows, hidden_size_);
-  const Tensor y = context.Rows(streams.rows, hidden_size_);
-  const Tensor attended =
-      MixStreams(context, streams_, w.attention_streams, w.attention_norm, {}, streams, x);
+  MixStreams(context, streams_, w.attention_streams, w.attention_norm, before, streams, x, weights);
   WithAttention(layer, step, [&](const CompressedStep& attention) {
     CompressedForward(context, layer.attention(), w.attention, attention, x, y);
   });
-  const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, w.mlp_norm,
-                                   {.y = y, .weights = attended}, streams, x);
+  MixStreams(context, streams_, w.mlp_streams, w.mlp_norm, step.added, streams, x, weights);
   ops.SetZero(context, y);
   MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
-  ops.hyper()->HyperAdd(context, streams_, {.y = y, .weights = mixing}, streams);
+  step.is_left = true;
+}
+
+void DeepSeekV4Layers::Finish(const Context& context, Step& step, Tensor streams) const {
+  if (!step.is_left) return;
+  context.ops.hyper()->HyperAdd(context, streams_, step.added, streams);
+  step.is_left = false;
+}
+
+Tensor DeepSeekV4Layers::WeightsOfStreams(const Context& context, int64_t rows) const {
+  return context.Rows(rows, int64_t{1 + streams_.streams} * streams_.streams);
 }
 
 void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step& step,
@@ -81,7 +95,8 @@ void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step
   const Scratch::Frame frame(context.arena);
   const DeepSeekV4LayerWeights& w = *layers_[i].weights;
   const Tensor x = context.Activations(streams.rows, hidden_size_);
-  MixStreams(context, streams_, w.attention_streams, w.attention_norm, {}, streams, x);
+  MixStreams(context, streams_, w.attention_streams, w.attention_norm, {}, streams, x,
+             WeightsOfStreams(context, streams.rows));
   WriteEntriesOf(context, i, step, x);
 }
 

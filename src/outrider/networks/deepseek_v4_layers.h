@@ -20,6 +20,10 @@ class DeepSeekV4Layers {
     std::span<const Rotary> rotary;  // by kind
     bool in_blocks = false;          // CompressedStep::in_blocks
     ChosenExperts chosen = {};       // of the layer to run, where somebody asks
+    // Memory for what parts of layers add to the streams. What the last layer that ran gave is
+    // added by the next one as it reads the streams, or by Finish.
+    HyperAddArgs added = {};
+    bool is_left = false;  // it is still to be added
   };
 
   explicit DeepSeekV4Layers(const ModelConfig& config);
@@ -35,14 +39,16 @@ class DeepSeekV4Layers {
   /// Memory of it lives in the arena.
   Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
                 bool in_blocks = false) {
-    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks, {}};
+    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks, {}, {}, false};
   }
 
   /// Copies the first stream of every row to the others.
   void RepeatFirstStream(const Context& context, Tensor streams) const;
 
-  /// Runs layer i of those that were added over streams [rows, S * hidden].
-  void Run(const Context& context, size_t i, const Step& step, Tensor streams) const;
+  /// Runs layer i of those that were added over streams [rows, S * hidden]. The first time for a
+  /// step takes memory of the arena that stays; Finish comes before others read the streams.
+  void Run(const Context& context, size_t i, Step& step, Tensor streams) const;
+  void Finish(const Context& context, Step& step, Tensor streams) const;
 
   /// Writes what the rows of streams [rows, S * hidden] leave in the cache of layer i, which has
   /// a window alone.
@@ -66,6 +72,9 @@ class DeepSeekV4Layers {
   /// attend(CompressedStep) with the caches of a layer.
   template <typename Attend>
   void WithAttention(const Layer& layer, const Step& step, Attend attend) const;
+
+  /// [rows, (1 + S) * S] in the arena: by which an output is added.
+  Tensor WeightsOfStreams(const Context& context, int64_t rows) const;
 
   HyperShape streams_;
   int64_t hidden_size_;

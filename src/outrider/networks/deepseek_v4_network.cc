@@ -54,9 +54,11 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
     layers_.Run(context, i, step, streams);
     for (; !layer_taps.empty() && std::cmp_equal(layer_taps.front().layer, i);
          layer_taps = layer_taps.subspan(1)) {
+      layers_.Finish(context, step, streams);
       context.ops.hyper()->HyperMean(context, layers_.streams(), streams, layer_taps.front().out);
     }
   }
+  layers_.Finish(context, step, streams);
   if (!in_place) context.ops.Copy(context, streams, kept);
 }
 
@@ -100,7 +102,9 @@ void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
   }
   if (num_outputs == 0) return;
   const Tensor out = streams.Rows(num_entries, num_outputs);
-  layers_.Run(context, layer, layers_.MakeStep(context, pass.outputs, cache), out);
+  auto step = layers_.MakeStep(context, pass.outputs, cache);
+  layers_.Run(context, layer, step, out);
+  layers_.Finish(context, step, out);
   ops.Copy(context, out, pass.hidden.Rows(0, num_outputs));
 }
 
@@ -119,7 +123,7 @@ HeadRows DeepSeekV4Network::RunBeforeHead(const Context& context, int32_t module
   context.ops.CopyRows(context, hidden, streams, copies_);
   ContractStreams(context, layers_.streams(), w.streams, streams, x);
   context.ops.Norm(context, x, w.norm, layers_.streams().norm_eps, x);
-  return {weights_.head, x, head_rows_};
+  return {weights_.head, x, head_rows_, rows};
 }
 
 }  // namespace outrider

@@ -14,11 +14,13 @@ void DeclareStreams(WeightLoader& loader, HyperWeights* w, const std::string& na
   loader.Vector(&w->scale, name + "_scale", scales);
 }
 
-void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t width, int64_t hidden,
-                       CompressorWeights* w, const std::string& prefix) {
+/// Adds the matrices to `of_x`.
+void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t width,
+                       CompressorWeights* w, const std::string& prefix,
+                       std::vector<WeightLoader::NamedMatrix>& of_x) {
   const int64_t channels = a.overlaps ? 2 * width : width;
-  loader.ExactMatrix(&w->values, prefix + "wkv.weight", channels, hidden);
-  loader.ExactMatrix(&w->gates, prefix + "wgate.weight", channels, hidden);
+  of_x.push_back({.out = &w->values, .name = prefix + "wkv.weight", .rows = channels});
+  of_x.push_back({.out = &w->gates, .name = prefix + "wgate.weight", .rows = channels});
   loader.Values(&w->bias, prefix + "ape", a.ratio, channels);
   loader.Vector(&w->norm, prefix + "norm.weight", width);
 }
@@ -37,16 +39,22 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
                 a.heads / a.output_groups * a.head_dim, {.rows = Cut::kHeads});
   loader.Matrix(&w->o_b, prefix + "wo_b.weight", hidden, a.output_groups * a.output_rank,
                 {.rows = Cut::kRows, .input = Cut::kHeads});
-  if (a.ratio > 0) {
-    DeclareCompressor(loader, a, a.head_dim, hidden, &w->compressor, prefix + "compressor.");
-  }
-  if (a.index_heads == 0) return;
+  if (a.ratio == 0) return;
+  // All that reads a layer's input in full precision.
+  std::vector<WeightLoader::NamedMatrix> of_x;
+  DeclareCompressor(loader, a, a.head_dim, &w->compressor, prefix + "compressor.", of_x);
   const std::string indexer = prefix + "indexer.";
-  DeclareCompressor(loader, a, a.index_dim, hidden, &w->indexer.compressor,
-                    indexer + "compressor.");
+  if (a.index_heads > 0) {
+    DeclareCompressor(loader, a, a.index_dim, &w->indexer.compressor, indexer + "compressor.",
+                      of_x);
+    of_x.push_back({.out = &w->indexer.weights,
+                    .name = indexer + "weights_proj.weight",
+                    .rows = a.index_heads});
+  }
+  loader.ExactSideBySide(of_x, hidden);
+  if (a.index_heads == 0) return;
   loader.Matrix(&w->indexer.queries, indexer + "wq_b.weight", a.index_heads * a.index_dim,
                 a.q_lora);
-  loader.ExactMatrix(&w->indexer.weights, indexer + "weights_proj.weight", a.index_heads, hidden);
 }
 
 void DeclareV4Experts(WeightLoader& loader, const MoeSpec& moe, const ModelConfig& c, MoeWeights* w,

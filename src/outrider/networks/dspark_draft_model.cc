@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "outrider/base/error.h"
@@ -12,12 +13,18 @@ namespace outrider {
 
 namespace {
 
-/// The first rows of memory that grows. What they held is lost when there were fewer.
-Tensor GrownRows(const Ops& ops, std::unique_ptr<RowMemory>& memory, int64_t rows, int64_t cols) {
+/// The first rows of memory that grows. What they held is lost when there were fewer. Rows begin at
+/// multiples of 8 numbers, as products write them.
+Tensor GrownRows(const Ops& ops, std::unique_ptr<RowMemory>& memory, DType type, int64_t rows,
+                 int64_t cols) {
   if (memory == nullptr || memory->rows().rows < rows) {
-    memory = ops.MakeRows(std::max(rows, memory == nullptr ? 0 : 2 * memory->rows().rows), cols);
+    const int64_t room = std::max(rows, memory == nullptr ? 1 : 2 * memory->rows().rows);
+    const int64_t stride = (cols + 7) / 8 * 8;
+    memory = nullptr;
+    memory = std::make_unique<RowMemory>(
+        ops.Allocate(static_cast<size_t>(room * stride) * DTypeSize(type)), type, room, stride);
   }
-  return memory->rows().Rows(0, rows);
+  return memory->rows().Rows(0, rows).Columns(0, cols);
 }
 
 }  // namespace
@@ -28,7 +35,8 @@ DSparkDraftModel::DSparkDraftModel(DeepSeekV4Network& network)
       spec_(*network.config().dspark),
       weights_(network.weights().dspark),
       layers_(network.config()),
-      sampler_(network.device().ops.block_drafts()->MakeLogitsSampler(network.device())) {
+      replayer_(device().ops.MakeReplayer()),
+      sampler_(device().ops.block_drafts()->MakeBlockSampler(device())) {
   OUTRIDER_CHECK(!weights_.stages.empty());
   int64_t index = network.config().num_hidden_layers();
   for (const DeepSeekV4LayerWeights& w : weights_.stages) layers_.Add(network.config(), index++, w);
@@ -36,18 +44,29 @@ DSparkDraftModel::DSparkDraftModel(DeepSeekV4Network& network)
 
 Tensor DSparkDraftModel::ReadTarget(Tensor target) {
   const Stopwatch watch(busy_seconds_);
-  const Context context = MakeContext(network_.operand_dtype());
+  const Context context = MakeOwnContext();
   const Scratch::Frame frame(context.arena);
-  const Tensor main = GrownRows(device().ops, main_, target.rows, width());
-  context.ops.Multiply(context,
-                       std::array{Product{.x = target, .w = &weights_.projection, .y = main}});
-  context.ops.Norm(context, main, weights_.norm, layers_.streams().norm_eps, main);
+  const Ops& ops = context.ops;
+  const Tensor main = GrownRows(ops, main_, ops.activation_type(), target.rows, width());
+  ops.Multiply(context, std::array{Product{.x = target, .w = &weights_.projection, .y = main}});
+  ops.Norm(context, main, weights_.norm, layers_.streams().norm_eps, main);
   return main;
+}
+
+void DSparkDraftModel::AddTo(RunKey& key, const ModulePass& pass, KvCache& cache) const {
+  key.Add(cache.layer(0).data).Add(pass.previous).Add(pass.hidden);
 }
 
 void DSparkDraftModel::Forward(const ModulePass& pass, KvCache& cache) {
   const Stopwatch watch(busy_seconds_);
-  const Context context = MakeContext(network_.operand_dtype());
+  RunKey key;
+  AddTo(key, pass, cache);
+  const auto run = [&] { RunForward(pass, cache); };
+  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+}
+
+void DSparkDraftModel::RunForward(const ModulePass& pass, KvCache& cache) {
+  const Context context = MakeOwnContext();
   const Scratch::Frame frame(context.arena);
   const int64_t num_entries = pass.entries.num_rows();
   const int64_t num_outputs = pass.outputs.num_rows();
@@ -58,61 +77,131 @@ void DSparkDraftModel::Forward(const ModulePass& pass, KvCache& cache) {
     }
   }
   if (num_outputs == 0) return;
-  const auto step = layers_.MakeStep(context, pass.outputs, cache, /*in_blocks=*/true);
+  auto step = layers_.MakeStep(context, pass.outputs, cache, /*in_blocks=*/true);
   const Tensor streams = context.Rows(num_outputs, layers_.width());
   context.ops.Embed(context, network_.weights().embedding, pass.outputs, false,
                     streams.Columns(0, layers_.hidden_size()));
   layers_.RepeatFirstStream(context, streams);
   for (size_t s = 0; s < weights_.stages.size(); ++s) layers_.Run(context, s, step, streams);
+  layers_.Finish(context, step, streams);
   ContractStreams(context, layers_.streams(), weights_.before_head.streams, streams,
                   pass.hidden.Rows(0, num_outputs));
 }
 
-Tensor DSparkDraftModel::StartDraws(Tensor hidden, std::span<const int32_t> rows) {
-  const Stopwatch watch(busy_seconds_);
-  const Context context = MakeContext(network_.operand_dtype());
-  const Scratch::Frame frame(context.arena);
-  num_draw_rows_ = static_cast<int64_t>(rows.size());
-  copies_.clear();
-  for (size_t i = 0; i < rows.size(); ++i) copies_.Add(rows[i], static_cast<int64_t>(i));
-  const Tensor x = GrownRows(device().ops, hidden_, num_draw_rows_, width());
-  context.ops.CopyRows(context, hidden, x, copies_);
-  const Tensor normed = context.Rows(num_draw_rows_, width());
-  context.ops.Norm(context, x, weights_.before_head.norm, layers_.streams().norm_eps, normed);
-  first_rows_.resize(rows.size());
-  std::iota(first_rows_.begin(), first_rows_.end(), 0);
-  const Tensor logits = GrownRows(device().ops, logits_, num_draw_rows_, vocab_size());
-  context.ops.Head(context, normed, first_rows_, network_.weights().head, logits);
-  return logits;
+DSparkDraftModel::DrawMemory DSparkDraftModel::MemoryFor(int64_t rows) {
+  const Ops& ops = device().ops;
+  head_rows_.resize(static_cast<size_t>(rows));
+  std::iota(head_rows_.begin(), head_rows_.end(), 0);
+  return {.pairs = GrownRows(ops, pairs_, ops.activation_type(), rows, width() + spec_.markov_rank),
+          .logits = GrownRows(ops, logits_, DType::kF32, rows, vocab_size()),
+          .chances = GrownRows(ops, chances_, DType::kF32, rows, 1)};
 }
 
-void DSparkDraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) {
+void DSparkDraftModel::HeadOf(const Context& context, Tensor x, Tensor logits) {
+  const Scratch::Frame frame(context.arena);
+  const Tensor normed = context.Activations(x.rows, width());
+  context.ops.Norm(context, x, weights_.before_head.norm, layers_.streams().norm_eps, normed);
+  context.ops.Head(context, normed, std::span(head_rows_).first(static_cast<size_t>(x.rows)),
+                   network_.weights().head, logits);
+}
+
+void DSparkDraftModel::BaseLogits(Tensor hidden, std::span<const int32_t> rows, Tensor logits) {
   const Stopwatch watch(busy_seconds_);
-  const Context context = MakeContext(network_.operand_dtype());
+  const Context context = MakeOwnContext();
+  const Scratch::Frame frame(context.arena);
+  RowCopies copies;
+  for (size_t i = 0; i < rows.size(); ++i) copies.Add(rows[i], static_cast<int64_t>(i));
+  const Tensor x = MemoryFor(std::ssize(rows)).pairs.Columns(0, width());
+  context.ops.CopyRows(context, hidden, x, copies);
+  HeadOf(context, x, logits);
+}
+
+void DSparkDraftModel::RunDraws(Tensor hidden, const DrawMemory& memory) {
+  const Context context = MakeOwnContext();
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
-  const auto count = static_cast<int64_t>(draws.rows.size());
-  copies_.clear();
-  for (size_t i = 0; i < draws.rows.size(); ++i) {
-    OUTRIDER_CHECK(draws.rows[i] < num_draw_rows_);
-    copies_.Add(draws.rows[i], static_cast<int64_t>(i));
+  const Tensor x = memory.pairs.Columns(0, width());
+  const Tensor before = memory.pairs.Columns(width(), spec_.markov_rank);
+  sampler_->ReadRows(context, hidden, x);
+  HeadOf(context, x, memory.logits);
+  int64_t row = 0;
+  for (size_t step = 0; row < sampler_->num_rows(); ++step) {
+    const RowRange rows = sampler_->rows_of(step);
+    const Tensor of_step = before.Rows(rows.first, rows.count);
+    const Tensor logits = memory.logits.Rows(rows.first, rows.count);
+    sampler_->EmbedBefore(context, weights_.markov, step, of_step);
+    ops.Multiply(context, std::array{Product{
+                              .x = of_step, .w = &weights_.bias, .y = logits, .accumulate = true}});
+    sampler_->Draw(context, step, logits);
+    row = rows.first + rows.count;
   }
-  // Side by side, as the confidence reads them: the row and what the token before it is.
-  const Tensor pair = context.Rows(count, width() + spec_.markov_rank);
-  const Tensor before = pair.Columns(width(), spec_.markov_rank);
-  ops.CopyRows(context, hidden_->rows(), pair.Columns(0, width()), copies_);
-  ops.block_drafts()->EmbedTokens(context, weights_.markov, draws.tokens_before, before);
-  const Tensor logits = context.Rows(count, vocab_size());
-  ops.CopyRows(context, logits_->rows(), logits, copies_);
-  ops.Multiply(context, std::array{Product{
-                            .x = before, .w = &weights_.bias, .y = logits, .accumulate = true}});
-  sampler_->DrawFrom(context, logits, draws.requests, tokens);
-  const Tensor chances = context.Rows(count, 1);
-  ops.Multiply(context, std::array{Product{
-                            .x = pair, .w = &weights_.confidence, .y = chances, .float32 = true}});
-  confidences_.resize(draws.rows.size());
-  ops.ToHost(context, chances, confidences_);
-  for (float& chance : confidences_) chance = 1 / (1 + std::exp(-chance));
+  ops.Multiply(
+      context,
+      std::array{Product{
+          .x = memory.pairs, .w = &weights_.confidence, .y = memory.chances, .float32 = true}});
+}
+
+void DSparkDraftModel::DrawBlocks(Tensor hidden, const BlockDraws& draws,
+                                  std::span<int32_t> tokens) {
+  const Stopwatch watch(busy_seconds_);
+  sampler_->Assign(draws);
+  const DrawMemory memory = MemoryFor(sampler_->num_rows());
+  const auto run = [&] { RunDraws(hidden, memory); };
+  if (sampler_->launches_only()) {
+    RunKey key;
+    key.Add(hidden).Add(memory.pairs).Add(memory.logits).Add(memory.chances);
+    sampler_->AddTo(key);
+    replayer_->Run(key, {}, std::ref(run));
+  } else {
+    run();
+  }
+  KeepRows(draws);
+  sampler_->TakeTokens(tokens);
+}
+
+void DSparkDraftModel::ForwardAndDraw(const ModulePass& pass, KvCache& cache,
+                                      const BlockDraws& draws, std::span<int32_t> tokens) {
+  const Tensor hidden = pass.hidden.Rows(0, pass.outputs.num_rows());
+  // The sampler tells whether the draws can be part of a run once it has them.
+  sampler_->Assign(draws);
+  if (!sampler_->launches_only()) {
+    Forward(pass, cache);
+    return DrawBlocks(hidden, draws, tokens);
+  }
+  const Stopwatch watch(busy_seconds_);
+  const DrawMemory memory = MemoryFor(sampler_->num_rows());
+  RunKey key;
+  AddTo(key, pass, cache);
+  key.Add(memory.pairs).Add(memory.logits).Add(memory.chances);
+  sampler_->AddTo(key);
+  const auto run = [&] {
+    RunForward(pass, cache);
+    RunDraws(hidden, memory);
+  };
+  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+  KeepRows(draws);
+  sampler_->TakeTokens(tokens);
+}
+
+void DSparkDraftModel::KeepRows(const BlockDraws& draws) {
+  draw_rows_.clear();
+  for (size_t step = 0; step < draws.steps.size(); ++step) {
+    const RowRange rows = sampler_->rows_of(step);
+    for (int32_t i = 0; i < draws.steps[step]; ++i) draw_rows_.push_back(rows.first + i);
+  }
+}
+
+void DSparkDraftModel::ReadConfidences(std::span<float> chances) {
+  const Stopwatch watch(busy_seconds_);
+  OUTRIDER_CHECK(chances.size() == draw_rows_.size());
+  if (chances.empty()) return;
+  const Context context = MakeOwnContext();
+  host_chances_.resize(static_cast<size_t>(draw_rows_.back()) + 1);
+  const auto rows = static_cast<int64_t>(host_chances_.size());
+  context.ops.ToHost(context, chances_->rows().Rows(0, rows).Columns(0, 1), host_chances_);
+  for (size_t i = 0; i < chances.size(); ++i) {
+    chances[i] = 1 / (1 + std::exp(-host_chances_[static_cast<size_t>(draw_rows_[i])]));
+  }
 }
 
 }  // namespace outrider

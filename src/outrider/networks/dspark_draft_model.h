@@ -9,7 +9,6 @@
 #include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/deepseek_v4_layers.h"
 #include "outrider/networks/deepseek_v4_network.h"
-#include "outrider/ops/block_drafts.h"
 
 namespace outrider {
 
@@ -30,25 +29,48 @@ class DSparkDraftModel : public BlockDraftModel {
 
   Tensor ReadTarget(Tensor target) override;
   void Forward(const ModulePass& pass, KvCache& cache) override;
-  Tensor StartDraws(Tensor hidden, std::span<const int32_t> rows) override;
-  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override;
-  std::span<const float> confidences() const override { return confidences_; }
+  void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<int32_t> tokens) override;
+  void ForwardAndDraw(const ModulePass& pass, KvCache& cache, const BlockDraws& draws,
+                      std::span<int32_t> tokens) override;
+  void ReadConfidences(std::span<float> chances) override;
   double busy_seconds() const override { return busy_seconds_; }
+  ReplayCounts replay_counts() const override { return replayer_->counts(); }
+
+  /// logits [rows.size(), vocab_size()] = the head's of hidden.row(rows[i]), without a bias.
+  void BaseLogits(Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
  private:
+  /// Memory for the draws of a call; rows are the sampler's. It grows between runs.
+  struct DrawMemory {
+    Tensor pairs;    // [rows, hidden + rank]: the hidden row, and what the token before is
+    Tensor logits;   // [rows, vocab], float32
+    Tensor chances;  // [rows, 1], float32: logits of confidences
+  };
+  DrawMemory MemoryFor(int64_t rows);
+
+  Context MakeOwnContext() { return MakeContext(network_.operand_dtype()); }
+  /// x [rows, hidden], all of them in order.
+  void HeadOf(const Context& context, Tensor x, Tensor logits);
+  void RunForward(const ModulePass& pass, KvCache& cache);
+  void RunDraws(Tensor hidden, const DrawMemory& memory);
+  /// Notes where the draws' confidences are.
+  void KeepRows(const BlockDraws& draws);
+  void AddTo(RunKey& key, const ModulePass& pass, KvCache& cache) const;
+
   DeepSeekV4Network& network_;
   const DSparkSpec& spec_;
   const DSparkWeights& weights_;
   DeepSeekV4Layers layers_;  // the stages
-  std::unique_ptr<LogitsSampler> sampler_;
+  std::unique_ptr<Replayer> replayer_;
+  std::unique_ptr<BlockSampler> sampler_;
   // Kept between calls; they grow.
-  std::unique_ptr<RowMemory> main_;    // [rows, hidden], of ReadTarget
-  std::unique_ptr<RowMemory> hidden_;  // [rows, hidden], of StartDraws
-  std::unique_ptr<RowMemory> logits_;  // [rows, vocab], of StartDraws
-  int64_t num_draw_rows_ = 0;
-  RowCopies copies_;
-  std::vector<int32_t> first_rows_;  // 0, 1, ...
-  std::vector<float> confidences_;
+  std::unique_ptr<RowMemory> main_;  // [rows, hidden], of ReadTarget
+  std::unique_ptr<RowMemory> pairs_;
+  std::unique_ptr<RowMemory> logits_;
+  std::unique_ptr<RowMemory> chances_;
+  std::vector<int32_t> draw_rows_;   // of the last draws, by draw
+  std::vector<int32_t> head_rows_;   // 0, 1, ...
+  std::vector<float> host_chances_;  // by row
   double busy_seconds_ = 0;
 };
 

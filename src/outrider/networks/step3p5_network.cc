@@ -45,7 +45,7 @@ HeadRows Step3p5Network::RunBeforeHead(const Context& context, int32_t module, T
   }
   context.ops.CopyRows(context, hidden, x, copies_);
   context.ops.Norm(context, x, head.norm, static_cast<float>(config().rms_norm_eps), x);
-  return {head.head, x, head_rows_};
+  return {head.head, x, head_rows_, rows};
 }
 
 }  // namespace outrider

@@ -6,19 +6,57 @@
 #include <span>
 
 #include "outrider/ops/context.h"
+#include "outrider/ops/replayer.h"
+#include "outrider/ops/step_inputs.h"
 #include "outrider/ops/step_sampler.h"
 #include "outrider/ops/weights.h"
 
 namespace outrider {
 
-/// Draws drafts from logits that a drafter has changed.
-class LogitsSampler {
- public:
-  virtual ~LogitsSampler() = default;
+/// Draws of the tokens of blocks, step by step: those of a step read no token of their own step.
+/// All but `steps` are by draw, in order of steps.
+struct BlockDraws {
+  std::span<const int32_t> rows;  // of a drafter's hidden rows
+  /// The token before the draw, of the target's vocabulary, or DrawnBefore(an earlier step's draw).
+  std::span<const int32_t> before;
+  std::span<const DrawRequest> requests;
+  std::span<const int32_t> steps;  // draws of each, at least 1
+};
 
-  /// tokens[i] = a draft from row i of logits [requests, tokens], which it may change.
-  virtual void DrawFrom(const Context& context, Tensor logits,
-                        std::span<const DrawRequest> requests, std::span<int32_t> tokens) = 0;
+/// In BlockDraws::before: the token that `draw` gave.
+constexpr int32_t DrawnBefore(int32_t draw) { return -1 - draw; }
+
+/// Runs the draws of one drafter. Operations take rows of draws; a device may lay a step's draws
+/// out with room behind them, whose rows come to nothing.
+class BlockSampler {
+ public:
+  virtual ~BlockSampler() = default;
+
+  /// Takes draws in place of those before. What they refer to must stay until TakeTokens.
+  virtual void Assign(const BlockDraws& draws) = 0;
+
+  // Of the draws that were assigned.
+
+  /// Rows of all draws, and of those of a step; a step's first draw is its first row.
+  virtual int64_t num_rows() const = 0;
+  virtual RowRange rows_of(size_t step) const = 0;
+
+  /// Whether the three operations below only launch work on the device, in runs that may be
+  /// recorded. Then AddTo adds all that they read on the host.
+  virtual bool launches_only() const = 0;
+  virtual void AddTo(RunKey& key) const = 0;
+
+  /// x[r] = hidden[the draw's row] for all rows r; x [num_rows(), cols of hidden].
+  virtual void ReadRows(const Context& context, Tensor hidden, Tensor x) const = 0;
+  /// x = the table's rows of the tokens before a step's draws; x [rows of the step, cols].
+  virtual void EmbedBefore(const Context& context, const TokenTable& table, size_t step,
+                           Tensor x) const = 0;
+  /// Draws a step's tokens from logits [rows of the step, tokens], which it may change.
+  virtual void Draw(const Context& context, size_t step, Tensor logits) = 0;
+
+  /// tokens[i] = what draw i gave, after the last step. It may be on the device
+  /// (tokens_on_device.h).
+  virtual void TakeTokens(std::span<int32_t> tokens) = 0;
 };
 
 /// A facet of Ops (Ops::block_drafts).
@@ -26,12 +64,8 @@ class BlockDraftOps {
  public:
   virtual ~BlockDraftOps() = default;
 
-  /// What draws the tokens of a block on `device`, whose operations these are.
-  virtual std::unique_ptr<LogitsSampler> MakeLogitsSampler(const Device& device) const = 0;
-
-  /// x[i] = the table's row of tokens[i].
-  virtual void EmbedTokens(const Context& context, const TokenTable& table,
-                           std::span<const int32_t> tokens, Tensor x) const = 0;
+  /// What draws the tokens of blocks on `device`, whose operations these are.
+  virtual std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const = 0;
 };
 
 }  // namespace outrider

@@ -22,6 +22,10 @@ struct HeadRows {
   const Weight& head;
   Tensor x;
   std::span<const int32_t> rows;
+  /// The rows of the network's output that these were made of; empty: they are `rows`.
+  std::span<const int32_t> output_rows = {};
+
+  int32_t OutputRow(size_t i) const { return output_rows.empty() ? rows[i] : output_rows[i]; }
 };
 
 /// One request of a step: its rows of logits are first_row .. first_row + drafts.

@@ -18,7 +18,7 @@ struct VerifyPlaces {
   int32_t last_token = -1;  // what was drawn behind the accepted drafts
   int32_t drawn = -1;       // first of a row of places: what was drawn in each verify row
   int32_t rejected = -1;    // how many drafts were not accepted
-  int32_t last_row = -1;    // the hidden row behind which the last token was drawn
+  int32_t last_row = -1;    // the output row behind which the last token was drawn
 };
 
 /// The places of a slot; max_drafts is the same for all slots.

@@ -108,6 +108,11 @@ class WeightLoader {
   /// nothing wider, Load throws Error where bfloat16 would change one.
   virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
+  /// Several of these [.., cols] that products of the same rows read, as SideBySide. None is cut.
+  virtual void ExactSideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
+    for (const NamedMatrix& m : matrices) ExactMatrix(m.out, m.name, m.rows, cols);
+  }
+
   /// A float32 matrix of HyperOps, which keeps its values everywhere.
   virtual void StreamMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 

@@ -136,23 +136,44 @@ TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
               }),
               HasSubstr("query heads for each key head = 128"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].attention = CompressedSpec(); }),
-              lacks("attention to compressed entries"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].residual.streams = 4; }),
-              lacks("hyper-connections"));
+              HasSubstr("width of a compressed entry = 0"));
+  EXPECT_EQ(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].residual.streams = 4; }), "");
+  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.layers[2].residual.streams = 3; }),
+              HasSubstr("hc_mult = 3"));
   EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.experts = 12; }),
               HasSubstr("n_routed_experts = 12"));
   EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.shared_width = 204; }),
               HasSubstr("width of the shared experts = 204"));
   EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.top_k = 33; }),
               HasSubstr("experts of a token, the shared ones included = "));
-  EXPECT_THAT(RefusalOfExperts([](MoeSpec& m) { m.router.method = RouterMethod::kTokenTable; }),
-              lacks("experts by token"));
-  EXPECT_THAT(
-      RefusalOfExperts([](MoeSpec& m) { m.router.scoring = RouterScoring::kSqrtSoftplus; }),
-      HasSubstr("scoring_func = sqrtsoftplus does not run on the GPU: the kernels take softmax or "
-                "sigmoid"));
-  EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.dspark.emplace(); }),
-              lacks("a drafter of blocks"));
+  EXPECT_EQ(RefusalOfExperts([](MoeSpec& m) { m.router.method = RouterMethod::kTokenTable; }), "");
+  EXPECT_EQ(RefusalOfExperts([](MoeSpec& m) { m.router.scoring = RouterScoring::kSqrtSoftplus; }),
+            "");
+  EXPECT_EQ(RefusalOfNetwork([](ModelConfig& c) { c.dspark.emplace(); }), "");
+}
+
+TEST(DeviceRules, TheGpuSaysWhatOfDeepSeekV4ItDoesNotRun) {
+  using testing::HasSubstr;
+  const auto refusal = [](const std::function<void(EnginePlan&)>& change) {
+    return RefusalOf([&](EngineOptions&, EnginePlan& plan) { change(plan); }, TinyDSpark());
+  };
+  EXPECT_EQ(refusal([](EnginePlan&) {}), "");
+  EXPECT_THAT(refusal([](EnginePlan& p) { p.numbers.kv_dtype = DType::kF8E4M3; }),
+              HasSubstr("--kv-cache-dtype fp8: use bfloat16, or --device cpu"));
+  const auto pages = [](int32_t tokens) {
+    return [tokens](EnginePlan& p) {
+      p.cache.config.groups = {{.tokens_per_block = tokens}};
+      p.cache.layers = {{.width = 128, .ratio = 4, .use = CacheUse::kIndexKeys}};
+    };
+  };
+  EXPECT_EQ(refusal(pages(256)), "");
+  EXPECT_THAT(refusal(pages(192)),
+              HasSubstr("tokens a page of a cache group (--block-size) = 192"));
+  EXPECT_THAT(refusal(pages(16)), HasSubstr("index keys a page (--block-size) = 4"));
+  ModelFacts model = TinyDSpark();
+  std::get<CompressedSpec>(model.config.layers[1].attention).index_heads = 12;
+  EXPECT_THAT(RefusalOf([](EngineOptions&, EnginePlan&) {}, model),
+              HasSubstr("index heads of compressed attention = 12"));
 }
 
 TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {

@@ -57,6 +57,12 @@ TEST(EnginePlan, WhatAGpuDoesNotRunIsRefusedOrExplained) {
   EXPECT_THAT(explained(GoldenModel("tiny-v32")), HasSubstr("does not run"));
 }
 
+TEST(EnginePlan, AGpuTakesThePagesOfDeepSeekV4) {
+  for (const int32_t block : {16, 32, 64, 256}) {
+    EXPECT_EQ(RefusalOf({.block_size = block}, TinyDSpark(), Gpu()), "") << block;
+  }
+}
+
 TEST(EnginePlan, ModulesThatAreUsedHaveLayersInTheCache) {
   EngineOptions options;
   const auto layers = [&](const ModelFacts& model) {

@@ -1,6 +1,7 @@
 #include "outrider/engine/plan/device_rules.h"
 
 #include <algorithm>
+#include <bit>
 #include <string_view>
 #include <variant>
 
@@ -22,13 +23,42 @@ bool HasIndexer(const AskedOptions& asked) {
 
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
 
+bool IsCompressed(const AskedOptions& asked) {
+  return std::holds_alternative<CompressedSpec>(asked.config.layer(0).attention);
+}
+
 /// Tokens a page of the cache group with the fewest that are no multiple of 8.
 std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
-  if (HasLatents(asked)) return std::nullopt;
+  if (HasLatents(asked) || IsCompressed(asked)) return std::nullopt;
   for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {
     if (group.tokens_per_block % 8 != 0) return Asked(int64_t{group.tokens_per_block});
   }
   return std::nullopt;
+}
+
+/// Tokens a page of a cache group that are no power of two, or of the first group.
+std::optional<Asked> UnevenTokensPerPage(const AskedOptions& asked) {
+  const std::vector<CacheGroupSpec>& groups = asked.plan.cache.config.groups;
+  if (!IsCompressed(asked) || groups.empty()) return std::nullopt;
+  for (const CacheGroupSpec& group : groups) {
+    if (!std::has_single_bit(static_cast<uint32_t>(group.tokens_per_block))) {
+      return Asked(int64_t{group.tokens_per_block});
+    }
+  }
+  return Asked(int64_t{groups.front().tokens_per_block});
+}
+
+/// The fewest index keys of a page.
+std::optional<Asked> IndexKeysPerPage(const AskedOptions& asked) {
+  if (!IsCompressed(asked)) return std::nullopt;
+  std::optional<int64_t> fewest;
+  for (const CacheLayerSpec& layer : asked.plan.cache.layers) {
+    if (layer.use != CacheUse::kIndexKeys) continue;
+    const CacheGroupSpec& group = asked.plan.cache.config.groups[static_cast<size_t>(layer.group)];
+    const int64_t keys = group.tokens_per_block / layer.ratio;
+    fewest = std::min(fewest.value_or(keys), keys);
+  }
+  return fewest ? std::optional<Asked>(*fewest) : std::nullopt;
 }
 
 /// The type of the cache as the flag names it.
@@ -63,6 +93,10 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
        Taken::Numbers({16, 32, 64, 256})},
       {"tokens a page of a cache group (--block-size)", OddTokensPerPage, Taken::Multiples(8),
        "of grouped-query attention"},
+      {"tokens a page of a cache group (--block-size)", UnevenTokensPerPage,
+       Taken::Numbers({1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
+      {"index keys a page (--block-size)", IndexKeysPerPage,
+       Taken::Numbers({8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
       {"--max-num-seqs",
        [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
        Taken::UpTo(cuda::kMostRequests)},
@@ -79,6 +113,12 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
          return Name(CacheTypeName(a));
        },
        Taken::Names({"bfloat16"}), "of networks with an indexer"},
+      {"--kv-cache-dtype",
+       [](const AskedOptions& a) -> std::optional<Asked> {
+         if (!IsCompressed(a)) return std::nullopt;
+         return Name(CacheTypeName(a));
+       },
+       Taken::Names({"bfloat16"}), "of compressed attention"},
   };
 }
 

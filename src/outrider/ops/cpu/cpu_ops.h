@@ -56,9 +56,9 @@ class CpuOps : public Ops,
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
-  std::unique_ptr<LogitsSampler> MakeLogitsSampler(const Device& device) const override;
-  void EmbedTokens(const Context& context, const TokenTable& table, std::span<const int32_t> tokens,
-                   Tensor x) const override;
+  std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override;
+  /// x[i] = the table's row of tokens[i].
+  static void EmbedTokens(const TokenTable& table, std::span<const int32_t> tokens, Tensor x);
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,

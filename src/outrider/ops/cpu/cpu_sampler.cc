@@ -160,20 +160,4 @@ void CpuSampler::Score(const Context& context, const HeadRows& rows,
   EndHead(context);
 }
 
-void CpuLogitsSampler::DrawFrom(const Context& context, Tensor logits,
-                                std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
-  if (context.place().rank > 0) return ShareTokens(context, tokens);
-  const MatrixView<float> rows = logits.floats();
-  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
-  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
-    const auto i = static_cast<size_t>(row);
-    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
-    tokens[i] = requests[i].sampling == nullptr
-                    ? static_cast<int32_t>(ArgMax(of_row))
-                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
-                                requests[i].draw, of_row);
-  });
-  ShareTokens(context, tokens);
-}
-
 }  // namespace outrider::cpu

@@ -3,7 +3,6 @@
 
 #include <vector>
 
-#include "outrider/ops/block_drafts.h"
 #include "outrider/ops/step_sampler.h"
 
 namespace outrider::cpu {
@@ -46,17 +45,6 @@ class CpuSampler : public StepSampler {
   std::vector<int32_t> likeliest_;  // [rows]
   std::vector<size_t> group_;       // requests of one kind
   std::vector<int32_t> group_rows_;
-};
-
-class CpuLogitsSampler : public LogitsSampler {
- public:
-  explicit CpuLogitsSampler(int num_threads) : samplers_(static_cast<size_t>(num_threads)) {}
-
-  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
-                std::span<int32_t> tokens) override;
-
- private:
-  std::vector<Sampler> samplers_;  // one per thread
 };
 
 }  // namespace outrider::cpu

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "outrider/ops/cpu/block_sampler.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_sampler.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
@@ -44,8 +45,8 @@ std::unique_ptr<StepSampler> CpuOps::MakeSampler(const Device& device,
   return std::make_unique<CpuSampler>(device.pool->size(), verifier);
 }
 
-std::unique_ptr<LogitsSampler> CpuOps::MakeLogitsSampler(const Device& device) const {
-  return std::make_unique<CpuLogitsSampler>(device.pool->size());
+std::unique_ptr<BlockSampler> CpuOps::MakeBlockSampler(const Device& device) const {
+  return std::make_unique<CpuBlockSampler>(device.pool->size());
 }
 
 void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
@@ -63,8 +64,7 @@ void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const St
   }
 }
 
-void CpuOps::EmbedTokens(const Context& /*context*/, const TokenTable& table,
-                         std::span<const int32_t> tokens, Tensor x) const {
+void CpuOps::EmbedTokens(const TokenTable& table, std::span<const int32_t> tokens, Tensor x) {
   const MatrixView<float> out = x.floats();
   OUTRIDER_CHECK(std::cmp_equal(tokens.size(), out.rows) && out.cols == table.cols);
   for (int64_t r = 0; r < out.rows; ++r) {

@@ -117,6 +117,7 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
     c.state_block_size = args.tokens.block_size;
     c.state_blocks = tokens.decode.block_tables;
     c.state_blocks_stride = tokens.decode.block_table_stride;
+    c.state_blocks_mask = tokens.decode.block_table_mask;
     c.x = static_cast<const float*>(rows.data);
     c.x_stride = rows.stride;
     c.bias = args.bias;
@@ -191,11 +192,11 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
                                .top_k = top_k,
                                .in_blocks = args.in_blocks};
   CompressedWork& work = CompressedWorkOf(kind, inputs, args.window_rows);
-  const int visible = args.ratio > 0 ? of_window.max_seq_len / args.ratio : 0;
+  const int visible =
+      args.ratio > 0 ? Cast(inputs).Of(args.entries).decode.max_seq_len / args.ratio : 0;
   // Blocks are rows of the call.
   const int in_window = args.window + (args.in_blocks ? rows : 0);
-  const int most =
-      std::min(in_window, of_window.max_seq_len) + (top_k > 0 ? std::min(top_k, visible) : visible);
+  const int most = in_window + (top_k > 0 ? std::min(top_k, visible) : visible);
   const int call_rows = std::min(rows, kMostCallRows);
   if (call_rows > work.limits.max_rows || most > work.limits.max_count) {
     Synchronize();

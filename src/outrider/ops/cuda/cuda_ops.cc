@@ -8,7 +8,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/matmul/matmul_shape.h"
 #include "outrider/kernels/cuda/rows/norm_rows.h"
+#include "outrider/ops/cuda/cuda_block_sampler.h"
 #include "outrider/ops/cuda/cuda_replayer.h"
 #include "outrider/ops/cuda/cuda_sampler.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
@@ -154,6 +156,10 @@ std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
   return std::make_unique<CudaSampler>(*this, device.pool->size(), verifier);
 }
 
+std::unique_ptr<BlockSampler> CudaOps::MakeBlockSampler(const Device& device) const {
+  return std::make_unique<CudaBlockSampler>(*this, device.pool->size());
+}
+
 void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
                     bool zero_first, Tensor x) const {
   OUTRIDER_CHECK(inputs.num_rows() == x.rows && x.cols == table.cols);
@@ -279,11 +285,11 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
                           Tensor y) const {
-  if (p.groups > 1) {
+  if (p.groups > 1 && !FitsGroups(w, p.groups, Int(p.x.rows))) {
     MultiplyGroups(context, p, w);
     return;
   }
-  OUTRIDER_CHECK(w.gate_up == p.silu_mul && w.k == p.x.cols);
+  OUTRIDER_CHECK(w.gate_up == p.silu_mul && int64_t{p.groups} * w.k == p.x.cols);
   const Scratch::Frame frame(context.arena);
   const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
   // What is added to must be there already.
@@ -294,6 +300,7 @@ void CudaOps::MultiplyOne(const Context& context, const Product& p, const Packed
   params.x = x.data;
   params.x_stride = x.stride;
   params.w = w;
+  params.groups = p.groups;
   params.y = results.rows().data;
   params.y_stride = results.rows().stride;
   params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
@@ -313,10 +320,11 @@ void CudaOps::MultiplyGroups(const Context& context, const Product& p,
   for (int g = 0; g < p.groups; ++g) {
     PackedWeight part = w;
     part.n = rows;
+    part.segments = SegmentsOf(w).count;
     part.data = static_cast<const std::byte*>(w.data) + PackedUnitBytes(w.format, g * rows, w.k);
-    if (w.scales != nullptr) {
-      part.scales = reinterpret_cast<decltype(w.scales)>(
-          reinterpret_cast<const std::byte*>(w.scales) + PackedScaleBytes(w.format, g * rows, w.k));
+    if (PackedScaleBytes(w.format, w.n, w.k) > 0) {
+      part.scales =
+          static_cast<const std::byte*>(ScalesOf(w)) + PackedScaleBytes(w.format, g * rows, w.k);
     }
     Product product = p;
     product.groups = 1;
@@ -330,6 +338,11 @@ void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> ro
   OUTRIDER_CHECK(std::cmp_equal(rows.size(), logits.rows));
   if (rows.empty()) return;
   const Scratch::Frame frame(context.arena);
+  const bool all_in_order = std::cmp_equal(rows.size(), x.rows) && rows.front() == 0 &&
+                            std::ranges::adjacent_find(rows, [](int32_t a, int32_t b) {
+                              return b != a + 1;
+                            }) == rows.end();
+  if (all_in_order) return HeadOf(context, x, w, logits);
   HeadAt(context, x, Upload(context, rows, stream_), w, logits);
 }
 
@@ -349,6 +362,12 @@ void CudaOps::HeadAt(const Context& context, Tensor x, const int32_t* rows, cons
                                       .to_stride = read.stride},
                                      stream_),
             "rows of logits");
+  HeadOf(context, read, w, logits);
+}
+
+void CudaOps::HeadOf(const Context& context, Tensor x, const Weight& w, Tensor logits) const {
+  const Scratch::Frame frame(context.arena);
+  const Tensor read = Readable(context, x, DType::kBF16, stream_);
   const bool in_place = logits.cols == w.rows && Fits(logits, DType::kF32);
   const Tensor all = in_place ? logits : TakeRows(context, DType::kF32, logits.rows, w.rows);
   MatMulParams params;

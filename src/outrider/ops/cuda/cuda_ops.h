@@ -25,6 +25,7 @@
 #include "outrider/kernels/cuda/prompt/prompt_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
+#include "outrider/ops/block_drafts.h"
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/hopper_support.h"
@@ -50,7 +51,8 @@ class CudaOps : public Ops,
                 public CompressedOps,
                 public HyperOps,
                 public TokenRouterOps,
-                public ChosenExpertOps {
+                public ChosenExpertOps,
+                public BlockDraftOps {
  public:
   /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
@@ -94,6 +96,7 @@ class CudaOps : public Ops,
   const HyperOps* hyper() const override { return this; }
   const TokenRouterOps* token_router() const override { return this; }
   const ChosenExpertOps* chosen_experts() const override { return this; }
+  const BlockDraftOps* block_drafts() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -115,6 +118,7 @@ class CudaOps : public Ops,
   std::unique_ptr<Replayer> MakeReplayer() const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
+  std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override;
 
   void KeepTokens(int32_t count) const override;
   void ReadTokens() const override;
@@ -142,6 +146,8 @@ class CudaOps : public Ops,
   /// Head, of rows whose numbers are on the device.
   void HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
               Tensor logits) const;
+  /// Head, of all rows of x in order. It can be recorded.
+  void HeadOf(const Context& context, Tensor x, const Weight& w, Tensor logits) const;
 
   const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
@@ -207,6 +213,7 @@ class CudaOps : public Ops,
   void ReserveResults(size_t num_tokens, size_t bytes) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
+  /// A product for each group, where one does not fit (FitsGroups): the same bits.
   void MultiplyGroups(const Context& context, const Product& product, const PackedWeight& w) const;
 
   /// The routed pairs of the layer that was routed last.

@@ -6,24 +6,11 @@
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/request_sampling.h"
 #include "outrider/ops/tokens_on_device.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider::cuda {
-
-namespace {
-
-RequestSampling SamplingOf(const SamplingParams& params, uint64_t seed) {
-  RequestSampling sampling;
-  sampling.seed = seed;
-  sampling.temperature = params.temperature;
-  sampling.top_k = params.top_k;
-  sampling.top_p = params.top_p;
-  sampling.min_p = params.min_p;
-  return sampling;
-}
-
-}  // namespace
 
 void CudaSampler::HostSampler::MakeLogits(const Context& context, const HeadRows& rows,
                                           MatrixView<float> logits) {

@@ -17,8 +17,10 @@ namespace {
 
 // Steps of more rows are not rounded: they take so long that launches cost them nothing.
 constexpr int32_t kMostRoundedRows = 1024;
-// Columns of block tables in rounded steps: this many or a power of two above it.
+// Columns of block tables in rounded steps, and of rings: this many or a power of two above it.
 constexpr int32_t kLeastTableColumns = 16;
+// Rows may go back by as many positions as a request has drafts (AssignMoved), at most so many.
+constexpr int32_t kMostBack = 32;
 
 /// Blocks of a layer's cache lie so many blocks apart.
 int64_t BlockStep(const LayerCache& cache) {
@@ -48,13 +50,19 @@ int32_t NumRows(std::span<const RequestRows> requests) {
                                 requests.front().first_row;
 }
 
-/// Writes the request's block table as the kernels count blocks.
+/// Writes the request's block table as the kernels count blocks; of a ring the last blocks.
 void FillTable(const RequestRows& request, int32_t group, int32_t block_size, int64_t step,
-               int32_t* table) {
+               int32_t ring, int32_t* table) {
   const int32_t* const blocks = request.block_table(group);
-  for (int32_t i = 0; i < BlocksOf(request, block_size); ++i) {
-    table[i] = static_cast<int32_t>(blocks[i] * step);
+  const int32_t count = BlocksOf(request, block_size);
+  for (int32_t i = ring > 0 ? std::max(0, count - ring) : 0; i < count; ++i) {
+    table[ring > 0 ? i % ring : i] = static_cast<int32_t>(blocks[i] * step);
   }
+}
+
+int32_t PowerOfTwoColumns(int32_t columns) {
+  return std::max(kLeastTableColumns,
+                  static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(columns))));
 }
 
 }  // namespace
@@ -155,6 +163,7 @@ void CudaStepInputs::Move(size_t places_at) const {
     params.slots = arrays_.At<int64_t>(group.slots_at);
     params.block_tables = group.inputs.decode.block_tables;
     params.block_table_stride = group.inputs.decode.block_table_stride;
+    params.block_table_mask = group.inputs.decode.block_table_mask;
     params.block_size = group.block_size;
     CheckCuda(MoveRows(params, stream_), "moving rows");
   }
@@ -240,13 +249,24 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
   tables_.assign(count * stride, 0);
   for (size_t i = 0; i < count; ++i) {
     FillTable(prompts[i], static_cast<int32_t>(index), group.block_size, group.block_step,
-              tables_.data() + i * stride);
+              /*ring=*/0, tables_.data() + i * stride);
   }
   group.prompts_at.push_back({.query_starts = arrays_.Add(starts_),
                               .lengths = arrays_.Add(lengths_),
                               .tables = arrays_.Add(tables_)});
   group.inputs.prompts.push_back(made);
   return count;
+}
+
+int32_t CudaStepInputs::RingColumns(size_t index, std::span<const RequestRows> requests) const {
+  const CacheGroupSpec& spec = layout_->groups()[index];
+  if (paths().generated != RowPath::kListed || spec.kind != CacheGroupKind::kSlidingWindow) {
+    return 0;
+  }
+  int32_t longest = 0;
+  for (const RequestRows& request : requests) longest = std::max(longest, request.query_length);
+  // Either end may cut a block.
+  return PowerOfTwoColumns((spec.window + longest + kMostBack) / groups_[index].block_size + 2);
 }
 
 // A rounded step counts as many requests as rows; those that there are not have no rows. The tables
@@ -271,17 +291,19 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
   }
   made.count = rounded ? num_rows() : static_cast<int>(lengths_.size());
   const int32_t true_rows = made.num_rows;
-  if (rounded) {
-    made.num_rows = num_rows();
-    made.block_table_stride = std::max(
-        kLeastTableColumns,
-        static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(made.block_table_stride))));
+  const int32_t ring = RingColumns(index, requests);
+  if (rounded) made.num_rows = num_rows();
+  if (ring > 0) {
+    made.block_table_stride = ring;
+    made.block_table_mask = ring - 1;
+  } else if (rounded) {
+    made.block_table_stride = PowerOfTwoColumns(made.block_table_stride);
     made.max_seq_len = made.block_table_stride * group.block_size;
   }
   const auto stride = static_cast<size_t>(made.block_table_stride);
   tables_.assign(lengths_.size() * stride, 0);
   for (size_t i = 0; i < lengths_.size(); ++i) {
-    FillTable(requests[i], static_cast<int32_t>(index), group.block_size, group.block_step,
+    FillTable(requests[i], static_cast<int32_t>(index), group.block_size, group.block_step, ring,
               tables_.data() + i * stride);
   }
   const auto count = static_cast<size_t>(made.count);

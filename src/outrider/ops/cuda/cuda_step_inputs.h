@@ -24,12 +24,15 @@ struct DecodeRequests {
   int count = 0;  // those without rows included, which rounded steps end with
   int first_row = 0;
   int num_rows = 0;
-  int max_seq_len = 0;
+  int max_seq_len = 0;  // of a window's group that of this step alone: no part of a RunKey
   // On the device.
   const int32_t* query_start_loc = nullptr;  // [count + 1], from the first row on
   const int32_t* seq_lens = nullptr;         // [count]
   const int32_t* block_tables = nullptr;     // [count, block_table_stride]
   int block_table_stride = 0;
+  // Block b stands in column b & block_table_mask. On the listed path tables of windows are rings
+  // with room for the blocks that rows read or write, however long their requests are.
+  int block_table_mask = -1;
 };
 
 /// Pieces of prompts that one call of attention runs, whose rows follow each other.
@@ -115,6 +118,9 @@ class CudaStepInputs : public StepInputs {
   /// Adds what is read of these requests of a group.
   RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, bool rounded,
                             DecodeRequests& made) const;
+  /// Columns of a ring for the blocks that a request's rows read or write; 0: the group's tables
+  /// have all blocks.
+  int32_t RingColumns(size_t index, std::span<const RequestRows> requests) const;
   void Place(const RequestArrays& at, DecodeRequests& requests) const;
   /// Requests of CacheInputs::decode, and of per_head_prompts.
   std::span<const RequestRows> Decodes() const;

@@ -262,6 +262,29 @@ void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t
       });
 }
 
+void CudaWeightLoader::ExactSideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
+  std::vector<TensorPart> parts;
+  std::vector<ExpectedTensor> tensors;
+  std::vector<PackedWeight*> packed;
+  for (const NamedMatrix& m : matrices) {
+    packed.push_back(&memory_->matrices.emplace_back());
+    *m.out = {m.rows, cols, packed.back()};
+    parts.push_back(TensorPart::Whole(m.name, m.rows, cols));
+    tensors.push_back(parts.back().Expected());
+  }
+  Declare(
+      std::move(tensors),
+      [this, parts](WeightSizes& sizes) {
+        for (const TensorPart& part : parts) {
+          AddMatrixSize(WeightFormat::kBf16, part.rows, part.cols, 1, sizes);
+        }
+      },
+      [this, packed, parts](TensorUpload& upload) {
+        for (const TensorPart& part : parts) CheckHeldByBf16(source_, part);
+        upload.Bf16SideBySide(parts, packed);
+      });
+}
+
 void CudaWeightLoader::StreamMatrix(Weight* out, const std::string& name, int64_t rows,
                                     int64_t cols) {
   CudaFloats* const packed = &memory_->floats.emplace_back();

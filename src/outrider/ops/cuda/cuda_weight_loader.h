@@ -34,6 +34,7 @@ class CudaWeightLoader : public WeightLoader {
   void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void ExactSideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) override;
   void StreamMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
            int64_t hidden) override;

@@ -127,6 +127,8 @@ std::vector<Rule<LayerSpec>> V4Rules() {
          return s.rotary.dims;
        },
        Taken::Only(kHopperRotary)},
+      {"q_lora_rank", NumberOf<&CompressedSpec::q_lora>::In, Taken::Multiples(8, 2048),
+       "of compressed attention"},
       {"compress_ratios", NumberOf<&CompressedSpec::ratio>::In, Taken::Numbers({0, 4, 128})},
       {"o_lora_rank", NumberOf<&CompressedSpec::output_rank>::In, Taken::Multiples(64)},
       {"index heads of compressed attention", NumberOf<&CompressedSpec::index_heads>::In,
@@ -255,7 +257,7 @@ std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
       {"an EAGLE-3 drafter whose num_attention_heads is not the target's", OtherHeads, Taken::No()},
       {"a drafter of blocks (DSpark)",
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
-       Taken::No()},
+       Taken::Yes()},
       {"an EAGLE-3 drafter for a network with an indexer",
        [](const AskedNetwork& n) {
          return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);

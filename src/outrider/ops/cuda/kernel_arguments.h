@@ -29,7 +29,8 @@ inline PagedEntries PagesOf(const LayerCache& cache, const DecodeRequests& reque
           .page_size = cache.block_size,
           .page_stride = BlockBytes(cache),
           .block_table = requests.block_tables,
-          .block_table_stride = requests.block_table_stride};
+          .block_table_stride = requests.block_table_stride,
+          .block_table_mask = requests.block_table_mask};
 }
 
 }  // namespace outrider::cuda

@@ -104,6 +104,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   logit_positions_.clear();
   logit_starts_.clear();
   head_rows_.clear();
+  output_rows_.clear();
   first_mask_.clear();
   masks_.clear();
   token_ids_.clear();
@@ -125,7 +126,9 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
     for (int32_t j = 0; j < drawn.num_rows; ++j) {
       logit_requests_.push_back(request);
       logit_positions_.push_back(static_cast<int32_t>(drawn.position) + j);
-      head_rows_.push_back(rows.rows[static_cast<size_t>(drawn.first_row + j)]);
+      const auto row = static_cast<size_t>(drawn.first_row + j);
+      head_rows_.push_back(rows.rows[row]);
+      if (kind.num_accepted != nullptr) output_rows_.push_back(rows.OutputRow(row));
       logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()));
       token_ids_.push_back(j == 0 ? 0 : drawn.drafts[static_cast<size_t>(j) - 1]);
       if (drawn.given_token >= 0) given_tokens_.push_back(drawn.given_token);
@@ -151,6 +154,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   const size_t positions_at = arrays_.Add(logit_positions_);
   const size_t starts_at = arrays_.Add(logit_starts_);
   const size_t head_rows_at = arrays_.Add(head_rows_);
+  const size_t output_rows_at = arrays_.Add(output_rows_);
   const size_t first_mask_at = arrays_.Add(first_mask_);
   const size_t masks_at = arrays_.Add(masks_);
   const size_t token_ids_at = arrays_.Add(token_ids_);
@@ -199,7 +203,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
                           .logit_start_loc = params.logit_start_loc,
                           .drawn = results.tokens,
                           .kept_tokens = ops_.results().tokens(),
-                          .head_rows = arrays_.At<int32_t>(head_rows_at),
+                          .head_rows = arrays_.At<int32_t>(output_rows_at),
                           .requests = arrays_.At<VerifiedRequest>(verified_at),
                           .num_accepted = kind.num_accepted},
                          ops_.stream()),

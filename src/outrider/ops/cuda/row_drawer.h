@@ -99,6 +99,7 @@ class RowDrawer {
   std::vector<int32_t> logit_positions_;
   std::vector<int32_t> logit_starts_;
   std::vector<int32_t> head_rows_;
+  std::vector<int32_t> output_rows_;
   std::vector<int32_t> first_mask_;
   std::vector<uint32_t> masks_;
   std::vector<int32_t> token_ids_;

@@ -302,6 +302,27 @@ void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWe
   PackStack(open_b, *second);
 }
 
+void TensorUpload::Bf16SideBySide(const std::vector<TensorPart>& parts,
+                                  std::span<PackedWeight* const> weights) {
+  OUTRIDER_CHECK(!parts.empty() && parts.size() == weights.size());
+  PackedWeight all = {.k = Int(parts[0].cols)};
+  size_t bytes = 0;
+  for (const TensorPart& part : parts) {
+    all.n += Int(part.rows);
+    bytes += PackedUnitBytes(all.format, Int(part.rows), all.k);
+  }
+  auto* memory = static_cast<std::byte*>(Take(bytes));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    PackedWeight& weight = *weights[i];
+    weight = {.n = Int(parts[i].rows), .k = all.k, .data = memory};
+    weight.segments = SegmentsOf(all).count;
+    memory += PackedUnitBytes(weight.format, weight.n, weight.k);
+    std::vector<OpenPart> open;
+    open.push_back(Open(parts[i]));
+    PackStack(open, weight);
+  }
+}
+
 PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain) {
   PackedWeight weight = {.n = Int(part.rows), .k = Int(part.cols)};
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,10 @@ class TensorUpload {
   /// ones are one matrix, too. Products with either cut K as a product with both does.
   void SideBySide(const TensorPart& a, const TensorPart& b, PackedWeight* first,
                   PackedWeight* second);
+
+  /// Matrices of as many columns, rounded to bf16, each right behind the one before: they are one
+  /// matrix, too. All but the last have a multiple of 64 rows.
+  void Bf16SideBySide(const std::vector<TensorPart>& parts, std::span<PackedWeight* const> weights);
 
   /// MLPs of equal shapes, one after the other: the first one's view.
   void Mlps(const std::vector<MlpParts>& mlps, PackedWeight* gate_up, PackedWeight* down);

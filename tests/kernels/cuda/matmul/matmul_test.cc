@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/matmul/matmul_shape.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/matmul/matmul_world.h"
 
@@ -282,6 +283,55 @@ TEST_P(MatMulTest, EveryBodyOnFewRows) {
       if (expected.empty()) expected = got;
       ASSERT_EQ(got, expected) << Name(shape) << (numbered ? ", numbered" : "");
     }
+  }
+}
+
+// Each group's columns of y are those of a product of its own, with the whole weight's segments.
+TEST_P(MatMulTest, GroupsReadColumnsOfTheirOwn) {
+  Prepare(Spread::kNormal);
+  const Case& c = GetParam();
+  const PackedWeight& w = d_w_->weight();
+  const DeviceArray<uint16_t> x(x_);
+  int fits = 0;
+  for (const int groups : {2, 4}) {
+    for (const int rows : {1, 7, 33, 70}) {
+      if (!FitsGroups(w, groups, rows)) continue;
+      ++fits;
+      MatMulParams params;
+      params.rows = rows;
+      params.x = x.data();
+      params.x_stride = int64_t{groups} * c.k;
+      params.w = w;
+      params.groups = groups;
+      params.y_stride = y_stride_;
+      params.y_type = c.output;
+      const std::vector<uint8_t> before(static_cast<size_t>(rows) * y_stride_ * Size(), 0xFF);
+      const DeviceArray<uint8_t> together(before);
+      const DeviceArray<uint8_t> apart(before);
+      params.y = together.data();
+      MatMul(params, nullptr);
+      const int of_group = c.n / groups;
+      for (int g = 0; g < groups; ++g) {
+        MatMulParams own = params;
+        own.groups = 1;
+        own.x = x.data() + int64_t{g} * c.k;
+        own.w.n = of_group;
+        own.w.segments = SegmentsOf(w).count;
+        own.w.data =
+            static_cast<const std::byte*>(w.data) + PackedUnitBytes(w.format, g * of_group, c.k);
+        if (PackedScaleBytes(w.format, c.n, c.k) > 0) {
+          own.w.scales = static_cast<const std::byte*>(ScalesOf(w)) +
+                         PackedScaleBytes(w.format, g * of_group, c.k);
+        }
+        own.y = apart.data() + static_cast<size_t>(g) * of_group * Size();
+        MatMul(own, nullptr);
+      }
+      CudaOk(cudaDeviceSynchronize(), "run");
+      ASSERT_EQ(together.Download(), apart.Download()) << groups << " groups, " << rows << " rows";
+    }
+  }
+  if (!c.gate_up && c.n % 256 == 0 && c.k % 256 == 0) {
+    EXPECT_GT(fits, 0);
   }
 }
 

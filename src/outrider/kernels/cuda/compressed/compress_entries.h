@@ -33,6 +33,7 @@ struct Compressor {
   int state_block_size = 0;           // rows, which follow each other
   const int* state_blocks = nullptr;  // [requests, state_blocks_stride] on the device
   int state_blocks_stride = 0;
+  int state_blocks_mask = -1;  // of the number of a block: its column
 
   // For WriteStates.
   const float* x = nullptr;              // [rows, x_stride]: a token's row without the bias

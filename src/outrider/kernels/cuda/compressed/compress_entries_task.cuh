@@ -92,7 +92,7 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
       gates[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       if (position < 0) continue;
       const int block = c.state_blocks[static_cast<int64_t>(request) * c.state_blocks_stride +
-                                       position / c.state_block_size];
+                                       ((position / c.state_block_size) & c.state_blocks_mask)];
       const auto* of_block = reinterpret_cast<const uint8_t*>(c.states) +
                              static_cast<int64_t>(block) * c.state_block_stride;
       const float* at = reinterpret_cast<const float*>(of_block) +

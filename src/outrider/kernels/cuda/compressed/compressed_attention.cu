@@ -39,6 +39,7 @@ PagedKeys KeysOf(const PagedEntries& entries) {
   return {.data = static_cast<const uint8_t*>(entries.data),
           .block_table = entries.block_table,
           .block_table_stride = entries.block_table_stride,
+          .block_table_mask = entries.block_table_mask,
           .page_shift = std::countr_zero(static_cast<unsigned>(entries.page_size)),
           .page_units = static_cast<uint32_t>(entries.page_stride / kWindowOffsetUnit)};
 }

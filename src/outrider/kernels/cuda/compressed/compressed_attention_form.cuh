@@ -17,6 +17,7 @@ struct PagedKeys {
   const uint8_t* data;
   const int* block_table;
   int block_table_stride;
+  int block_table_mask;
   int page_shift;
   uint32_t page_units;
 };
@@ -88,7 +89,7 @@ struct WindowForm {
   __device__ static int FindPage(const Arguments& args, const Row& list, int key) {
     const bool of_window = (key & kOfWindow) != 0;
     const PagedKeys& keys = of_window ? args.window : args.entries;
-    const int page = (key & ~kOfWindow) >> keys.page_shift;
+    const int page = ((key & ~kOfWindow) >> keys.page_shift) & keys.block_table_mask;
     return __ldcg(keys.block_table + static_cast<int64_t>(list.request) * keys.block_table_stride +
                   page);
   }

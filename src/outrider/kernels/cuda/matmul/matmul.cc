@@ -69,6 +69,8 @@ void SetWeights(MatMulArguments& args, const PackedWeight& w, int experts, int b
                            box_bytes / kCopyRowBytes, CU_TENSOR_MAP_SWIZZLE_NONE);
   args.n = w.n;
   args.units = Ceil(w.k, UnitColumns(w.format));
+  args.group_unit_rows = Ceil(w.n, kWeightRows);
+  args.group_columns = 0;
   args.scales = static_cast<const uint8_t*>(ScalesOf(w));
   args.expert_bytes = static_cast<int64_t>(bytes);
   args.gate_up = w.gate_up;
@@ -217,6 +219,15 @@ void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaSt
   CheckCuda(LaunchPackWeight(source, weight, stream), "packing a weight");
 }
 
+bool FitsGroups(const PackedWeight& w, int groups, int rows) {
+  if (groups < 1 || w.gate_up || w.n % groups != 0 || w.k % UnitColumns(w.format) != 0) {
+    return false;
+  }
+  const MatMulShape shape = ChooseShape(w, rows, /*numbered=*/false);
+  const MatMulBodyFacts facts = Facts(w.format, shape, SegmentsOf(w).count > 1);
+  return w.n / groups % (kWeightRows * facts.warpgroups * shape.shares) == 0;
+}
+
 void MatMul(const MatMulParams& params, cudaStream_t stream) {
   constexpr const char* kWhat = "matrix product";
   const PackedWeight& w = params.w;
@@ -226,7 +237,16 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
     throw InvalidArgument("{}: {} rows: 0 to {} are possible", kWhat, params.rows, kMaxRows);
   }
   if (params.rows == 0) return;
-  CheckRows(kWhat, "x", params.x, params.x_stride, w.k);
+  const bool groups_fit =
+      params.groups == 1 || (params.shape == nullptr && FitsGroups(w, params.groups, params.rows));
+  if (params.groups < 1 || !groups_fit || (params.groups > 1 && params.x_rows != nullptr)) {
+    throw InvalidArgument(
+        "{}: {} groups of a weight of {} x {}: a group must have whole blocks of rows and units of "
+        "columns, without row numbers and a shape that is asked for",
+        kWhat, params.groups, w.n, w.k);
+  }
+  const int x_columns = params.groups * w.k;
+  CheckRows(kWhat, "x", params.x, params.x_stride, x_columns);
   CheckRows(kWhat, "y", params.y, params.y_stride, columns);
   if (params.x_rows != nullptr && params.x_size <= 0) {
     throw InvalidArgument("{}: row numbers into an x of {} rows: x_size must be positive", kWhat,
@@ -244,9 +264,13 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   MatMulArguments args = {};
   const int x_size = numbered ? params.x_size : params.rows;
   args.x_tiles =
-      EncodeRows(params.x, params.x_stride, x_size, w.k, facts.box_tokens / shape.shares);
-  args.x_rows_map = EncodeRows(params.x, params.x_stride, x_size, w.k, 1);
+      EncodeRows(params.x, params.x_stride, x_size, x_columns, facts.box_tokens / shape.shares);
+  args.x_rows_map = EncodeRows(params.x, params.x_stride, x_size, x_columns, 1);
   SetWeights(args, w, 1, facts.weight_bytes);
+  if (params.groups > 1) {
+    args.group_unit_rows = w.n / params.groups / kWeightRows;
+    args.group_columns = w.k;
+  }
   args.rows = params.rows;
   args.tile_tokens = shape.tokens;
   args.shares = shape.shares;

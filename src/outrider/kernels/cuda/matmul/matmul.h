@@ -141,6 +141,9 @@ struct MatMulParams {
   const int32_t* x_rows = nullptr;
   int x_size = 0;
   PackedWeight w;
+  // w is so many matrices [n / groups, k] below one another, each for its own k columns of x [rows,
+  // groups * k]. FitsGroups says for which this is possible; without x_rows.
+  int groups = 1;
   void* y = nullptr;     // [rows, columns], 16-byte aligned
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
@@ -148,6 +151,10 @@ struct MatMulParams {
   GateUpLimits limits;                 // of gate and up
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
+
+/// Whether a product of `rows` rows can have so many groups: a block's rows of the weight are of
+/// one.
+bool FitsGroups(const PackedWeight& w, int groups, int rows);
 
 /// Throws Error for a call that cannot be, with what would be right, and for errors of CUDA.
 ///

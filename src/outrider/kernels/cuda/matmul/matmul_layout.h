@@ -123,6 +123,8 @@ struct MatMulArguments {
   // that follow each other.
   int shares;
   int n;                 // rows of the weight
+  int group_unit_rows;   // of rows that read the same columns of x, in units of 64 rows
+  int group_columns;     // of x that each of these groups reads
   int units;             // of a row of units: ceil(k / UnitColumns)
   int segment_units;     // units of a segment
   int cluster_segments;  // blocks of a cluster with a segment each, or 1: a block has all

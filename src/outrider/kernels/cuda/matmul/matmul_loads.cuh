@@ -231,6 +231,7 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
     const MatMulTile tile = FindTile<Body>(args, index, place.share);
     if (tile.num_rows <= 0) continue;
     const WeightCopies<Body> weights(args, tile, first_unit);
+    const int first_column = tile.first_unit_row / args.group_unit_rows * args.group_columns;
     const int x_rows = Body::kWide     ? (tile.num_rows + kBoxRows - 1) / kBoxRows * kBoxRows
                        : args.numbered ? tile.num_rows
                                        : Body::kTokens;
@@ -255,7 +256,7 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
           if (leads) weights.Issue(args, shared, step, stage, bytes);
         }
         __syncwarp();
-        issue_rows(first_unit * Body::kUnitColumns + step * Body::kStageColumns);
+        issue_rows(first_column + first_unit * Body::kUnitColumns + step * Body::kStageColumns);
         if (++stage == Body::kStages) {
           stage = 0;
           phase ^= 1;

@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kThreads) MoveRowsKernel(const MoveRowsParams 
   if (params.writes_positions) params.positions[row] = position;
   if (params.seq_lens == nullptr) return;
   params.seq_lens[row] -= back;
-  const int64_t block =
-      params.block_tables[int64_t{row} * params.block_table_stride + position / params.block_size];
+  const int column = (position / params.block_size) & params.block_table_mask;
+  const int64_t block = params.block_tables[int64_t{row} * params.block_table_stride + column];
   params.slots[row] = block * params.block_size + position % params.block_size;
 }
 

@@ -21,6 +21,7 @@ struct MoveRowsParams {
   int64_t* slots = nullptr;               // [num_rows] block * block_size + offset
   const int32_t* block_tables = nullptr;  // [num_rows, block_table_stride]
   int block_table_stride = 0;
+  int block_table_mask = -1;  // of the number of a block: its column
   int block_size = 0;
 };
 

@@ -16,6 +16,8 @@ struct PagedEntries {
   // int32 [requests, block_table_stride], on the device; entries past a request's length are unused
   const int* block_table = nullptr;
   int block_table_stride = 0;
+  // Block tables of windows are rings: of block b they have column b & block_table_mask alone.
+  int block_table_mask = -1;
 };
 
 }  // namespace outrider::cuda

@@ -1,0 +1,215 @@
+// DeepSeek-V4 on the GPU, the bundled checkpoints loaded as a server loads them: answers with its
+// MTP module and with DSpark blocks are those without, bit for bit, however prompts are cut, pages
+// taken away and prefixes found; and texts beside the processor's. Needs a GPU of compute
+// capability 9.0.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/engine/cuda/small_engine_options.h"
+#include "tests/engine/random_requests.h"
+#include "tests/kernels/cuda/hopper_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+/// Prompts of many lengths, greedy and drawn answers.
+std::vector<GenerationRequest> Requests(size_t count) {
+  std::mt19937 random(5);
+  std::vector<GenerationRequest> requests(count);
+  for (size_t i = 0; i < count; ++i) {
+    GenerationRequest& request = requests[i];
+    // Windows of 128 tokens, groups of 4 and 128: prompts end before, at and behind their ends.
+    const auto length = static_cast<size_t>(i % 4 == 0 ? 120 + random() % 20 : 1 + random() % 420);
+    for (size_t t = 0; t < length; ++t) {
+      // A pattern: drafts are then sometimes right.
+      request.prompt_token_ids.push_back(t >= 9 && random() % 8 != 0
+                                             ? request.prompt_token_ids[t - 9]
+                                             : static_cast<int32_t>(6 + random() % 1500));
+    }
+    request.sampling.temperature = i % 2 == 0 ? 0 : 0.7F;
+    request.sampling.seed = 10 + i;
+    request.sampling.max_tokens = 40;
+    request.sampling.ignore_eos = true;
+    if (i % 3 != 0) request.sampling.logprobs = 2;
+    if (i % 5 == 4) request.sampling.prompt_logprobs = 1;
+  }
+  return requests;
+}
+
+struct Answers {
+  std::vector<Generated> results;
+  EngineCounters counters;
+};
+
+EngineOptions OptionsOf(const std::filesystem::path& model, int32_t drafts) {
+  EngineOptions options = SmallEngineOptions(16);
+  options.model = model.string();
+  options.max_model_len = 700;
+  options.kv_cache_memory_bytes = int64_t{256} << 20;
+  options.speculation.num_speculative_tokens = drafts;
+  return options;
+}
+
+Answers RunAll(const EngineOptions& options, const std::vector<GenerationRequest>& requests,
+               bool alone = false) {
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  EXPECT_EQ(loaded.kernels, "cuda");
+  Answers answers;
+  answers.results.resize(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(*loaded.engine, requests[i], &answers.results[i]);
+    if (alone) RunUntilIdle(*loaded.engine);
+    if (i % 3 == 0) loaded.engine->Step();
+  }
+  RunUntilIdle(*loaded.engine);
+  answers.counters = loaded.engine->Counters();
+  return answers;
+}
+
+void ExpectEqual(const Answers& got, const Answers& want, const std::string& what) {
+  ASSERT_EQ(got.results.size(), want.results.size());
+  for (size_t i = 0; i < want.results.size(); ++i) {
+    EXPECT_EQ(want.results[i].tokens.size(), 40);
+    EXPECT_EQ(Difference(got.results[i], want.results[i]), "") << what << ", request " << i;
+  }
+}
+
+class V4EngineTest : public HopperTest<> {
+ protected:
+  /// Each request alone, without drafts, in one piece.
+  static Answers Alone(const std::filesystem::path& model,
+                       const std::vector<GenerationRequest>& requests) {
+    EngineOptions options = OptionsOf(model, 0);
+    options.enable_prefix_caching = false;
+    return RunAll(options, requests, /*alone=*/true);
+  }
+};
+
+TEST_F(V4EngineTest, AnswersWithTheModuleAreThoseWithout) {
+  const std::vector<GenerationRequest> requests = Requests(20);
+  const Answers plain = Alone(TinyV4Directory(), requests);
+  for (const int32_t drafts : {0, 1, 2, 3}) {
+    const Answers got = RunAll(OptionsOf(TinyV4Directory(), drafts), requests);
+    ExpectEqual(got, plain, fmt::format("{} drafts", drafts));
+    if (drafts > 0) {
+      EXPECT_GT(got.counters.speculation.num_accepted_tokens, 0);
+    }
+  }
+}
+
+TEST_F(V4EngineTest, AnswersWithBlocksAreThoseWithout) {
+  const std::vector<GenerationRequest> requests = Requests(20);
+  const Answers plain = Alone(TinyDSparkDirectory(), requests);
+  for (const DraftForm form : {DraftForm::kCompacted, DraftForm::kPadded}) {
+    for (const int32_t drafts : {0, 2, 5}) {
+      for (const bool adaptive : {false, true}) {
+        EngineOptions options = OptionsOf(TinyDSparkDirectory(), drafts);
+        options.speculation.draft_form = form;
+        options.speculation.adaptive = adaptive && drafts > 0;
+        const Answers got = RunAll(options, requests);
+        ExpectEqual(got, plain, fmt::format("{} drafts, adaptive {}", drafts, adaptive));
+        // Adaptive lengths follow the times that steps take.
+        if (drafts > 0 && !adaptive) {
+          EXPECT_GT(got.counters.speculation.num_accepted_tokens, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(V4EngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
+  std::vector<GenerationRequest> requests = Requests(20);
+  for (size_t i = 10; i < requests.size(); ++i) {
+    std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
+    std::vector<int32_t> all(300);  // they begin alike
+    for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int32_t>(6 + t * 37 % 1500);
+    all.insert(all.end(), prompt.begin(), prompt.end());
+    prompt = std::move(all);
+    prompt.resize(std::min<size_t>(prompt.size(), 650));
+  }
+  struct Model {
+    std::filesystem::path directory;
+    int32_t drafts;
+  };
+  for (const Model& model :
+       {Model{TinyV4Directory(), 3}, {TinyDSparkDirectory(), 5}, {TinyDSparkDirectory(), 0}}) {
+    const Answers plain = Alone(model.directory, requests);
+    // Room for a few requests of this length, and for all.
+    for (const auto& [step, megabytes] : {std::pair{37, 24}, {200, 24}, {200, 256}}) {
+      EngineOptions options = OptionsOf(model.directory, model.drafts);
+      options.max_num_batched_tokens = step;
+      options.kv_cache_memory_bytes = int64_t{megabytes} << 20;
+      const Answers got = RunAll(options, requests);
+      ExpectEqual(got, plain,
+                  fmt::format("{} drafts, steps of {}, {} MB", model.drafts, step, megabytes));
+      if (megabytes > 100) {
+        EXPECT_GT(got.counters.prefix_cache_hits, 0);
+      }
+    }
+  }
+}
+
+TEST_F(V4EngineTest, RejectionSamplingRunsOverBlocks) {
+  const std::vector<GenerationRequest> requests = Requests(12);
+  EngineOptions options = OptionsOf(TinyDSparkDirectory(), 5);
+  options.speculation.rejection_sample_method = RejectionMethod::kStandard;
+  options.speculation.probabilistic_drafts = true;
+  const Answers got = RunAll(options, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(got.results[i].tokens.size(), 40) << "request " << i;
+  }
+  EXPECT_GT(got.counters.speculation.num_accepted_tokens, 0);
+}
+
+// Sums have another order, so some texts may differ where two tokens are nearly as likely.
+TEST_F(V4EngineTest, TextsAreTheProcessors) {
+  EngineOptions options = OptionsOf(TinyDSparkDirectory(), 5);
+  options.device = DeviceKind::kCpu;
+  options.dtype = DType::kBF16;
+  const LoadedEngine processor = LoadEngine(options, [](int64_t, int64_t) {});
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 30; ++i) {
+    GenerationRequest& request = requests.emplace_back();
+    request.prompt_token_ids = processor.tokenizer->Encode(
+        fmt::format("Noa is {} years old. Elsa is {} years older than Noa. How old will Elsa be in "
+                    "{} years?",
+                    i + 5, 3 * i % 17 + 1, i % 9 + 2),
+        /*add_special_tokens=*/true);
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 60;
+  }
+  options.device = DeviceKind::kCuda;
+  const Answers on_gpu = RunAll(options, requests);
+  size_t equal = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Generated result;
+    Submit(*processor.engine, requests[i], &result);
+    RunUntilIdle(*processor.engine);
+    if (result.tokens == on_gpu.results[i].tokens) ++equal;
+  }
+  std::printf("%zu of %zu texts are the processor's\n", equal, requests.size());
+  EXPECT_GE(equal * 10, requests.size() * 9);
+  const double accepted = processor.engine->Counters().speculation.MeanAcceptanceLength();
+  EXPECT_NEAR(on_gpu.counters.speculation.MeanAcceptanceLength(), accepted, 0.1 * accepted);
+}
+
+TEST_F(V4EngineTest, CachesOfEightBitsAreRefusedByName) {
+  EngineOptions options = OptionsOf(TinyDSparkDirectory(), 0);
+  options.kv_cache_dtype = DType::kF8E4M3;
+  try {
+    LoadEngine(options, [](int64_t, int64_t) {});
+    FAIL() << "it starts";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--kv-cache-dtype fp8: use bfloat16"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda
