@@ -1,4 +1,4 @@
-// Numbers of cache entries as DeepSeek-V4 publishes their rounding.
+// Numbers of cache entries in 8 and 4 bits, rounded as DeepSeek-V4 publishes it or plainly.
 #include "outrider/ops/cpu/entry_codec.h"
 
 #include <gtest/gtest.h>
@@ -80,6 +80,37 @@ TEST(EntryCodec, EntriesAreCodesInGroupsWithAScaleEach) {
         }
         const auto scale = static_cast<float>(Scale(most, 448));
         EXPECT_EQ(got, Float8E4M3ToFloat(ToFloat8E4M3(value / scale)) * scale) << i;
+      }
+    }
+  }
+}
+
+TEST(EntryCodec, PlainEntriesAreTheCodesOfTheirNumbers) {
+  std::mt19937 random(9);
+  for (const DType rotated : {DType::kF32, DType::kBF16}) {
+    KvCache cache = OneLayer({.width = 37, .use = CacheUse::kPlain}, {DType::kF8E4M3, rotated});
+    const LayerCache layer = cache.layer(0);
+    EXPECT_TRUE(HoldsCodes(layer));
+    EXPECT_EQ(layer.code_bytes, 0);
+    EXPECT_EQ(cache.config().groups[0].unit_bytes, 40) << "a whole multiple of 4";
+    for (int64_t slot = 0; slot < 12; ++slot) {
+      std::vector<float> row = RandomRow(37, random);
+      row[3] = 1000;  // more than there is
+      row[4] = -1000;
+      row[5] = -0.0F;
+      StoreEntry(layer, slot, row.data());
+      std::vector<std::byte> buffer(37 * sizeof(float));
+      const std::byte* entry = LoadEntry(layer, slot, buffer.data());
+      for (size_t i = 0; i < 37; ++i) {
+        float got = 0;
+        if (rotated == DType::kF32) {
+          std::memcpy(&got, entry + i * 4, 4);
+        } else {
+          BFloat16 narrow;
+          std::memcpy(&narrow, entry + i * 2, 2);
+          got = ToFloat(narrow);
+        }
+        EXPECT_EQ(got, Float8E4M3ToFloat(ToFloat8E4M3(row[i]))) << i;
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/mla.h"
 #include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_cache.h"
@@ -94,10 +95,12 @@ TEST_P(SparseOpsTest, AttentionReadsWhatWasChosen) {
   constexpr int32_t kTokens = 40;
   constexpr int32_t kFirst = 13;
   constexpr int32_t kRows = kTokens - kFirst;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
     TestCache cache(0, kWidth, kTokens, dtype);
     TestMatrix tokens = TestMatrix::Random(kTokens, kWidth, random);
-    for (float& v : tokens.values) v = RoundToBFloat16(v);
+    for (float& v : tokens.values) {
+      v = dtype == DType::kF8E4M3 ? Float8E4M3ToFloat(ToFloat8E4M3(v)) : RoundToBFloat16(v);
+    }
     cache.Fill(tokens);
     const TestMatrix q = TestMatrix::Random(kRows, kHeads * kWidth, random);
     TestMatrix out(kRows, kHeads * kLatent);
@@ -156,6 +159,43 @@ TEST_P(SparseOpsTest, AttentionReadsWhatWasChosen) {
     }
     EXPECT_EQ(pieces.values, out.values);
   }
+}
+
+TEST_P(SparseOpsTest, LatentsOfEightBitsAreRoundedOnce) {
+  constexpr int32_t kLatent = 40;
+  constexpr int32_t kRope = 6;
+  constexpr int32_t kWidth = kLatent + kRope;
+  constexpr int32_t kRows = 7;
+  const TestMatrix kv = TestMatrix::Random(kRows, kWidth, random, 3);
+  const TestMatrix norm = TestMatrix::Random(1, kLatent, random);
+  const Context context = MakeContext();
+  const auto write = [&](TestCache& cache) {
+    const TestStep step = MakeStep(context, kRows, 9, Phase::kDecode, cache);
+    constexpr float kFrequencies[kRope / 2] = {1.0F, 0.3F, 0.02F};
+    TestMatrix rows = kv;
+    ops().mla()->WriteLatentEntries(
+        context, {.heads = 1, .latent = kLatent, .rope = kRope, .norm_eps = 1e-6F}, step.inputs(),
+        {.kv = rows.view(),
+         .norm = norm.values.data(),
+         .rotary = ops().MakeRotary(context, kFrequencies, 1.0F, true, step.inputs()),
+         .cache = cache.cache});
+  };
+  TestCache exact(0, kWidth, 24);
+  TestCache codes(0, kWidth, 24, DType::kF8E4M3);
+  write(exact);
+  write(codes);
+  int32_t equal = 0;
+  for (int32_t r = 0; r < kRows; ++r) {
+    for (int32_t i = 0; i < kWidth; ++i) {
+      const float want = Float8E4M3ToFloat(ToFloat8E4M3(exact.At(9 + r)[i]));
+      const float got = Float8E4M3ToFloat(
+          std::to_integer<uint8_t>(codes.bytes[static_cast<size_t>(codes.Offset(9 + r) + i)]));
+      // The last bit before rounding may differ, and with it the code.
+      EXPECT_NEAR(got, want, 0.126 * std::abs(want) + 0x1.01p-9) << "row " << r << ", number " << i;
+      equal += got == want ? 1 : 0;
+    }
+  }
+  EXPECT_GE(equal, kRows * kWidth - 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, SparseOpsTest, testing::ValuesIn(TestedIsas()), IsaTestName);

@@ -14,6 +14,8 @@ DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
       return numbers.dtype;
     case CacheUse::kIndexKeys:
       return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;
+    case CacheUse::kTokenKeys:
+      return numbers.dtype == DType::kF8E4M3 ? DType::kBF16 : numbers.dtype;
     case CacheUse::kState:
       return DType::kF32;
   }

@@ -15,11 +15,6 @@ bool HasLatents(const AskedOptions& asked) {
   return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
 }
 
-bool HasIndexer(const AskedOptions& asked) {
-  const auto* mla = std::get_if<MlaSpec>(&asked.config.layer(0).attention);
-  return mla != nullptr && mla->indexer;
-}
-
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
 
 /// Tokens a page of the cache group with the fewest that are no multiple of 8.
@@ -79,12 +74,6 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
              std::max<int64_t>(a.plan.max_num_batched_tokens, seqs * (1 + a.plan.drafts.k)));
        },
        Taken::UpTo(cuda::kMostRows)},
-      {"--kv-cache-dtype",
-       [](const AskedOptions& a) -> std::optional<Asked> {
-         if (!HasIndexer(a)) return std::nullopt;
-         return Name(CacheTypeName(a));
-       },
-       Taken::Names({"bfloat16"}), "of networks with an indexer"},
   };
 }
 

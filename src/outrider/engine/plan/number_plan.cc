@@ -9,13 +9,18 @@ namespace outrider {
 
 namespace {
 
+bool HasIndexer(const ModelConfig& config) {
+  const auto* mla = std::get_if<MlaSpec>(&config.first_cached_layer().attention);
+  return mla != nullptr && mla->indexer;
+}
+
 void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,
                    const ChosenDevice& device) {
-  if (device.kind == DeviceKind::kCuda) return;
+  if (device.kind == DeviceKind::kCuda || HasIndexer(config)) return;
   if (config.family != ModelFamily::kDeepSeekV4) {
     throw InvalidArgument(
-        "--kv-cache-dtype fp8 is for a GPU or DeepSeek-V4, and {} is a {} on the processor ({}): "
-        "use float32 or bfloat16",
+        "--kv-cache-dtype fp8 is for a GPU or a model with an indexer (DeepSeek-V3.2, GLM-5, "
+        "DeepSeek-V4), and {} is a {} on the processor ({}): use float32 or bfloat16",
         options.model, ModelFamilyName(config.family), device.why);
   }
   for (const LayerSpec& layer : config.layers) {

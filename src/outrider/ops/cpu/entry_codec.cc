@@ -117,6 +117,20 @@ void LoadFp8(const LayerCache& cache, std::byte* from, T* to) {
   std::memcpy(to + entry.num_codes, entry.rotated, static_cast<size_t>(cache.rope) * sizeof(T));
 }
 
+/// The numbers of codes without scales. to [width] of type T, which holds them as they are.
+template <typename T>
+void LoadPlain(const LayerCache& cache, const std::byte* from, std::byte* to) {
+  const std::array<float, 256>& values = Fp8Values();
+  for (int32_t i = 0; i < cache.width; ++i) {
+    const float value = values[std::to_integer<size_t>(from[i])];
+    if constexpr (std::is_same_v<T, float>) {
+      reinterpret_cast<T*>(to)[i] = value;
+    } else {
+      reinterpret_cast<T*>(to)[i] = ToBFloat16(value);
+    }
+  }
+}
+
 /// Codes and exponents of x [n] behind each other.
 void StoreFp4(const float* x, int32_t n, std::byte* to) {
   std::byte* exponents = to + (n + 1) / 2;
@@ -160,7 +174,12 @@ void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
       std::transform(values, values + cache.width, reinterpret_cast<BFloat16*>(to), ToBFloat16);
       return;
     case DType::kF8E4M3:
-      StoreFp8(cache, to, values);
+      if (cache.code_bytes > 0) {
+        StoreFp8(cache, to, values);
+      } else {
+        std::transform(values, values + cache.width, to,
+                       [](float x) { return std::byte{ToFloat8E4M3(x)}; });
+      }
       return;
     case DType::kF4E2M1: {
       thread_local std::vector<float> transformed;
@@ -176,7 +195,10 @@ void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
 
 const std::byte* LoadEntry(const LayerCache& cache, int64_t slot, std::byte* buffer) {
   if (cache.dtype != DType::kF8E4M3) return At(cache, slot);
-  if (cache.rotated == DType::kF32) {
+  if (cache.code_bytes == 0) {
+    const auto load = cache.rotated == DType::kF32 ? LoadPlain<float> : LoadPlain<BFloat16>;
+    load(cache, At(cache, slot), buffer);
+  } else if (cache.rotated == DType::kF32) {
     LoadFp8(cache, At(cache, slot), reinterpret_cast<float*>(buffer));
   } else {
     LoadFp8(cache, At(cache, slot), reinterpret_cast<BFloat16*>(buffer));

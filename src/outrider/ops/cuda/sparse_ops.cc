@@ -164,7 +164,9 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   OUTRIDER_CHECK(selected_rows_ != nullptr &&
                  args.selected->counts == selected_rows_->rows.counts &&
                  args.first_row + rows <= selected_rows_->max_rows);
-  OUTRIDER_CHECK(HoldsBf16(args.entries, kMlaKeyDim));
+  const bool codes = args.entries.dtype == DType::kF8E4M3;
+  OUTRIDER_CHECK(args.entries.width == kMlaKeyDim && args.entries.code_bytes == 0 &&
+                 (codes || args.entries.dtype == DType::kBF16));
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kMlaKeyDim &&
                  args.out.cols == int64_t{args.heads} * kMlaValueDim && args.out.rows == rows);
   const Scratch::Frame frame(context.arena);
@@ -180,6 +182,7 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.lists = args.selected->entries;
   params.lists_stride = args.selected->stride;
   params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+  params.entry_type = codes ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
   params.softmax_scale = args.softmax_scale;
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(int64_t{rows} * args.heads);

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "outrider/base/dtype.h"
 #include "outrider/kernels/cuda/sparse/paged_entries.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "tests/kernels/cuda/cpu_reference.h"
@@ -53,6 +54,29 @@ class SparseEntries {
   }
   std::vector<float> Floats(int request) const { return ToFloats(of(request)); }
   std::vector<uint16_t>& of(int request) { return values_[static_cast<size_t>(request)]; }
+
+  /// Rounds all numbers to such as e4m3 codes stand for.
+  void RoundToCodes() {
+    for (std::vector<uint16_t>& values : values_) {
+      for (uint16_t& value : values) {
+        value = ToBFloat16(Float8E4M3ToFloat(ToFloat8E4M3(Bf16ToFloat(value)))).bits;
+      }
+    }
+  }
+  /// The same entries as e4m3 codes, two of them in what counts as a number.
+  SparseEntries AsCodes() const {
+    SparseEntries codes(*this);
+    codes.width_ = width_ / 2;
+    for (std::vector<uint16_t>& values : codes.values_) {
+      for (size_t i = 0; i < values.size() / 2; ++i) {
+        const uint8_t low = ToFloat8E4M3(Bf16ToFloat(values[2 * i]));
+        const uint8_t high = ToFloat8E4M3(Bf16ToFloat(values[2 * i + 1]));
+        values[i] = static_cast<uint16_t>(low | high << 8);
+      }
+      values.resize(values.size() / 2);
+    }
+    return codes;
+  }
 
  private:
   int width_;
