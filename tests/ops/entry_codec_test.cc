@@ -116,6 +116,50 @@ TEST(EntryCodec, PlainEntriesAreTheCodesOfTheirNumbers) {
   }
 }
 
+TEST(EntryCodec, KeysOfTokensAreTransformedAndBecomeEightBitsWithAScale) {
+  std::mt19937 random(10);
+  KvCache cache = OneLayer({.width = 64, .use = CacheUse::kTokenKeys}, DType::kF8E4M3);
+  const LayerCache layer = cache.layer(0);
+  EXPECT_TRUE(layer.has_scales);
+  EXPECT_EQ(layer.code_bytes, 0);
+  EXPECT_EQ(cache.config().groups[0].unit_bytes, 68);
+  std::vector<std::vector<float>> stored;
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    std::vector<float> row = RandomRow(64, random);
+    if (slot == 3) std::fill(row.begin(), row.end(), 0.0F);
+    if (slot == 4) std::fill(row.begin(), row.end(), 1e-9F);  // below the least magnitude
+    StoreEntry(layer, slot, row.data());
+    std::vector<float>& got = stored.emplace_back(64);
+    LoadFloats(layer, slot, got.data());
+    std::vector<float> query = row;
+    RoundIndexQuery(layer, query.data());
+    EXPECT_EQ(query, got) << "queries are rounded as keys";
+    std::vector<double> want(64);
+    double most = 1e-4F;
+    for (unsigned i = 0; i < 64; ++i) {
+      for (unsigned j = 0; j < 64; ++j) {
+        want[i] += (std::popcount(i & j) % 2 == 0 ? 1 : -1) * double{row[j]} / 8;
+      }
+      most = std::max(most, std::fabs(want[i]));
+    }
+    const double scale = Scale(most, 448);
+    float of_entry = 0;
+    std::memcpy(&of_entry, layer.data + layer.ScaleOffset(slot), sizeof(of_entry));
+    EXPECT_EQ(of_entry, scale) << slot;
+    for (size_t i = 0; i < 64; ++i) {
+      // To the nearest of numbers with four bits, or of multiples of 2^-9.
+      const double step = std::max(std::fabs(want[i]) / 16, scale * 0x1p-10);
+      EXPECT_NEAR(got[i], want[i], step * (1 + 1e-4)) << "slot " << slot << ", number " << i;
+    }
+  }
+  // Nobody's codes or scale lie in another's place.
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    std::vector<float> got(64);
+    LoadFloats(layer, slot, got.data());
+    EXPECT_EQ(got, stored[static_cast<size_t>(slot)]) << slot;
+  }
+}
+
 TEST(EntryCodec, IndexKeysAreTransformedAndBecomeFourBits) {
   std::mt19937 random(6);
   KvCache cache = OneLayer({.width = 64, .use = CacheUse::kIndexKeys}, DType::kF8E4M3);
@@ -128,7 +172,7 @@ TEST(EntryCodec, IndexKeysAreTransformedAndBecomeFourBits) {
     std::vector<float> got(64);
     LoadFloats(layer, slot, got.data());
     std::vector<float> query = row;
-    RoundIndexQuery(query.data(), 64);
+    RoundIndexQuery(layer, query.data());
     EXPECT_EQ(query, got) << "queries are rounded as keys";
     // H(i, j) is -1 to the number of ones that i and j share.
     std::vector<double> want(64);

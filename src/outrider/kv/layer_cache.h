@@ -29,6 +29,14 @@ struct LayerCache {
   int32_t code_bytes = 0;
   int32_t rope = 0;
   DType rotated = DType::kBF16;
+  // kF8E4M3, code_bytes 0: behind the codes of a block's entries lie their scales, a float32 each.
+  bool has_scales = false;
+
+  /// Bytes from `data` to the scale of the entry in `slot` (has_scales).
+  int64_t ScaleOffset(int64_t slot) const {
+    return slot / block_size * block_stride + int64_t{block_size} * width +
+           slot % block_size * static_cast<int64_t>(sizeof(float));
+  }
 
   /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
   int64_t SlotOffset(int64_t slot) const {

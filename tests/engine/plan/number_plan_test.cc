@@ -65,6 +65,8 @@ TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrAnIndexer) {
         IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
   }
   EXPECT_EQ(refusal(v32, Processor()), "");
+  std::get<MlaSpec>(v32.layers.back().attention).indexer->dim = 96;
+  EXPECT_THAT(refusal(v32, Processor()), HasSubstr("\"index_head_dim\" that is a power of two"));
   ModelConfig v4 = TinyDSpark().config;
   EXPECT_EQ(refusal(v4, Processor()), "");
   std::get<CompressedSpec>(v4.layers.back().attention).index_dim = 24;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/entry_codec.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/mla.h"
@@ -132,12 +133,20 @@ int64_t EntryAt(SparseCache& cache, const LayerCache& layer, int64_t slot) {
          layer.SlotOffset(slot) * static_cast<int64_t>(DTypeSize(layer.dtype));
 }
 
-/// Number i of an entry, which may be code.
+/// Number i of an entry, which may be code; without its scale.
 float NumberOf(const LayerCache& layer, const std::byte* entry, int32_t i) {
   if (layer.dtype == DType::kF8E4M3) {
     return Float8E4M3ToFloat(std::to_integer<uint8_t>(entry[i]));
   }
   return ToFloat(reinterpret_cast<const BFloat16*>(entry)[i]);
+}
+
+/// The scale of a key, in the memory of a cache.
+float ScaleOf(const LayerCache& layer, const std::byte* data, int64_t slot) {
+  if (!layer.has_scales) return 1;
+  float scale;
+  std::memcpy(&scale, data + layer.ScaleOffset(slot), sizeof(scale));
+  return scale;
 }
 
 /// Scores of so few rows are in memory together that a step takes several rounds.
@@ -330,13 +339,20 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
     int64_t different = 0;
     const auto bytes = static_cast<size_t>(layer.width) * DTypeSize(layer.dtype);
     std::fill_n(written.begin() + at, bytes, true);
+    const int64_t begin = layer.data - cpus.data();
+    const float scale = ScaleOf(layer, gpu_bytes_.data() + begin, slot);
+    const float wanted_scale = ScaleOf(layer, layer.data, slot);
+    if (layer.has_scales) {
+      std::fill_n(written.begin() + begin + layer.ScaleOffset(slot), sizeof(float), true);
+      EXPECT_EQ(scale, wanted_scale) << "scale of slot " << slot;
+    }
     for (int32_t i = 0; i < layer.width; ++i) {
-      const float got = NumberOf(layer, gpu_bytes_.data() + at, i);
-      const float want = NumberOf(layer, cpus.data() + at, i);
+      const float got = scale * NumberOf(layer, gpu_bytes_.data() + at, i);
+      const float want = wanted_scale * NumberOf(layer, cpus.data() + at, i);
       // A number near the middle of two codes may become either: one is an eighth more than the
       // other, or 2^-9.
       const double most =
-          codes ? 0.126 * std::abs(want) + 0x1.01p-9 : 0.008 * std::abs(want) + 1e-3;
+          codes ? 0.126 * std::abs(want) + 0x1.01p-9 * wanted_scale : 0.008 * std::abs(want) + 1e-3;
       EXPECT_NEAR(got, want, most) << (layer.width == kKey ? "index key" : "entry") << " in slot "
                                    << slot << ", number " << i;
       different += got == want ? 0 : 1;
@@ -550,11 +566,15 @@ TEST_P(SparseOpsTest, ChoiceAndAttentionBesideTheCpus) {
       for (const int32_t entry : others) {
         const LayerCache keys = cache.keys(kLayer);
         const std::byte* const key = cache.data() + EntryAt(cache, keys, SlotOf(w.request, entry));
+        const float scale = ScaleOf(keys, keys.data, SlotOf(w.request, entry));
         double score = 0;
         for (int32_t h = 0; h < GetParam().index_heads; ++h) {
+          std::vector<float> head(index_q.view().row(row) + h * kKey,
+                                  index_q.view().row(row) + (h + 1) * kKey);
+          if (keys.has_scales) cpu::RoundIndexQuery(keys, head.data());
           double dot = 0;
           for (int32_t i = 0; i < kKey; ++i) {
-            dot += double{index_q.view().row(row)[h * kKey + i]} * NumberOf(keys, key, i);
+            dot += scale * double{head[static_cast<size_t>(i)]} * NumberOf(keys, key, i);
           }
           score += weights.view().row(row)[h] * std::max(dot, 0.0);
           size += std::abs(weights.view().row(row)[h] * std::max(dot, 0.0)) /
@@ -563,13 +583,14 @@ TEST_P(SparseOpsTest, ChoiceAndAttentionBesideTheCpus) {
         least = std::min(least, score);
         most = std::max(most, score);
       }
-      EXPECT_LT(most - least, 1e-5 * size)
+      // With codes tensor cores keep 13 bits below the largest of the products added at once.
+      EXPECT_LT(most - least, (cache.keys(kLayer).has_scales ? 0x1p-8 : 1e-5) * size)
           << where << ": the CPU chooses other entries, " << others.front() << " among them";
     }
   }
   std::printf("%s: %d of %d rows differ from the CPU's choice by near-ties\n", GetParam().name,
               ties, rows);
-  EXPECT_LE(ties, rows / 10);
+  EXPECT_LE(ties, rows / (cache.keys(kLayer).has_scales ? 4 : 10));
   const SelectedEntries selected = {lists.data(), counts.data(), want.stride};
   TestMatrix out(rows, int64_t{GetParam().heads} * kLatentDim);
   cpu_.SelectedAttention(c, step->inputs(),

@@ -93,9 +93,9 @@ SelectedEntries CpuOps::SelectEntries(const Context& context, const StepInputs& 
     }
     RowScratch& scratch = ScratchOfRow();
     scratch.values.assign(q.row(row), q.row(row) + q.cols);
-    if (args.keys.dtype == DType::kF4E2M1) {
+    if (HoldsCodes(args.keys)) {
       for (int32_t h = 0; h < args.heads; ++h) {
-        RoundIndexQuery(scratch.values.data() + int64_t{h} * dim, dim);
+        RoundIndexQuery(args.keys, scratch.values.data() + int64_t{h} * dim);
       }
     }
     scratch.scores.resize(static_cast<size_t>(visible));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -122,12 +123,41 @@ class DevicePages {
     pages_.num_pages = pages;
     pages_.page_size = page_size;
     pages_.page_stride = stride * 2;
+    scale_free_bytes_ = int64_t{page_size} * entries.width() * 2;
     pages_.block_table = table_.data();
     pages_.block_table_stride = table_stride_;
   }
   const PagedEntries& pages() const { return pages_; }
 
+  /// Lays the entries' scales behind those of each page: `scales` [request][entry].
+  void AddScales(const std::vector<Window>& windows,
+                 const std::vector<std::vector<float>>& scales) {
+    const std::vector<uint16_t> old = memory_.Download();
+    const std::vector<int> table = table_.Download();
+    const int64_t bytes = pages_.page_stride + int64_t{pages_.page_size} * 4 + kScaleGap;
+    std::vector<uint16_t> memory(static_cast<size_t>(bytes / 2 * pages_.num_pages), 0xFFFF);
+    const int64_t codes = scale_free_bytes_;
+    for (int page = 0; page < pages_.num_pages; ++page) {
+      std::copy_n(old.begin() + page * pages_.page_stride / 2, codes / 2,
+                  memory.begin() + page * bytes / 2);
+    }
+    for (size_t w = 0; w < windows.size(); ++w) {
+      const std::vector<float>& of = scales[static_cast<size_t>(windows[w].request)];
+      for (size_t i = 0; i < of.size(); ++i) {
+        const int64_t page = table[w * table_stride_ + i / pages_.page_size];
+        std::memcpy(reinterpret_cast<std::byte*>(memory.data()) + page * bytes + codes +
+                        i % pages_.page_size * 4,
+                    &of[i], sizeof(float));
+      }
+    }
+    memory_ = DeviceArray<uint16_t>(memory);
+    pages_.data = memory_.data();
+    pages_.page_stride = bytes;
+  }
+
  private:
+  static constexpr int64_t kScaleGap = 32;  // bytes of something else behind a page's scales
+  int64_t scale_free_bytes_ = 0;            // of a page's entries
   int table_stride_ = 1;
   DeviceArray<uint16_t> memory_;
   DeviceArray<int> table_;
