@@ -3,7 +3,8 @@
 // row or verify 4, and prompts; or the cases that are given. Prints milliseconds beside what the
 // bytes that a step reads take at the card's bandwidth.
 //
-//   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
+//   network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case
+//   REQUESTS,ROWS,CONTEXT]...
 //                      [--prompts REQUESTS,LENGTH]...
 //                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...
 //
@@ -155,10 +156,12 @@ RowPaths PathsOf(const ModelConfig& config) {
 class StepBench {
  public:
   StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
-            std::vector<Case> cases, std::vector<PromptCase> prompts, double bytes_per_second)
+            std::vector<Case> cases, std::vector<PromptCase> prompts, DType cache_type,
+            double bytes_per_second)
       : own_ops_(std::move(ops)),
         ops_(*own_ops_),
         name_(std::move(name)),
+        cache_type_(cache_type),
         bytes_per_second_(bytes_per_second),
         cases_(std::move(cases)),
         prompts_(std::move(prompts)),
@@ -187,7 +190,7 @@ class StepBench {
     std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
                 Seconds() - before);
     const NetworkCache needs = model_->cache_needs();
-    CacheConfig cache = MakeCacheConfig(needs, DType::kBF16, kBlock, 0);
+    CacheConfig cache = MakeCacheConfig(needs, cache_type_, kBlock, 0);
     const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
       int32_t pages = 0;
       for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
@@ -196,7 +199,7 @@ class StepBench {
     for (const PromptCase& c : prompts_) reserve(c.requests, c.rows_of_step(), c.length);
     for (const Case& c : cases_) reserve(c.requests, c.rows, c.context);
     layout_ = BatchLayout(cache.groups);
-    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, DType::kBF16);
+    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, cache_type_);
     FillCache();
     sampler_ = ops_.MakeSampler(device_, Verifier());
   }
@@ -212,7 +215,8 @@ class StepBench {
   void FillCache() {
     constexpr int64_t kColumns = 64;
     const LayerCache first = cache_->layer(0);
-    const int64_t rows = int64_t{first.num_blocks} * first.block_stride / kColumns;
+    const int64_t bytes = first.block_stride * static_cast<int64_t>(DTypeSize(first.dtype));
+    const int64_t rows = first.num_blocks * bytes / 2 / kColumns;
     CheckCuda(FillDummyPart({.stream = {.key = 7, .half_width = 1.7F},
                              .tensor_cols = kColumns,
                              .rows = rows,
@@ -290,21 +294,24 @@ class StepBench {
   }
 
   /// Of a request, of a layer.
-  static double CacheBytes(const LayerSpec& layer, const Case& c) {
+  double CacheBytes(const LayerSpec& layer, const Case& c) const {
     if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {
       return CacheBytes(*compressed, c);
     }
+    const bool codes = cache_type_ == DType::kF8E4M3;
+    const double number = codes ? 1.0 : 2.0;
     const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
     if (gqa == nullptr) {
       const auto& indexer = std::get<MlaSpec>(layer.attention).indexer;
-      if (!indexer) return 2.0 * 576 * c.context;
+      if (!indexer) return number * 576 * c.context;
       // All index keys, and the entries that are chosen.
-      return 2.0 * (static_cast<double>(indexer->dim) * c.context +
-                    576.0 * static_cast<double>(std::min<int64_t>(indexer->top_k, c.context)));
+      const double key = number * static_cast<double>(indexer->dim) + (codes ? 4 : 0);
+      return key * c.context +
+             number * 576.0 * static_cast<double>(std::min<int64_t>(indexer->top_k, c.context));
     }
     const int64_t keys =
         gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
-    return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
+    return 2.0 * number * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
   }
 
   double BytesOf(const Case& c) const {
@@ -388,6 +395,7 @@ class StepBench {
   std::unique_ptr<CudaOps> own_ops_;
   const CudaOps& ops_;
   std::string name_;
+  DType cache_type_;
   double bytes_per_second_;
   std::vector<Case> cases_;
   std::vector<PromptCase> prompts_;
@@ -416,12 +424,15 @@ int Main(int argc, char** argv) {
   std::vector<std::string> names;
   bool right = true;
   bool relaxed = false;
+  DType cache_type = DType::kBF16;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
       bandwidth = std::atof(argv[++i]);
       right &= bandwidth > 0;
     } else if (std::strcmp(argv[i], "--relaxed") == 0) {
       relaxed = true;
+    } else if (std::strcmp(argv[i], "--fp8-cache") == 0) {
+      cache_type = DType::kF8E4M3;
     } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
       Case c = {};
       right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
@@ -439,7 +450,7 @@ int Main(int argc, char** argv) {
   }
   if (!right) {
     std::fprintf(stderr,
-                 "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
+                 "usage: network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case "
                  "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... "
                  "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...\n");
     return 2;
@@ -455,7 +466,7 @@ int Main(int argc, char** argv) {
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
       StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, prompts,
-                bandwidth * 1e12)
+                cache_type, bandwidth * 1e12)
           .RunAll();
     }
   } catch (const Error& error) {

@@ -50,11 +50,12 @@ struct Step {
     CudaOk(PlanSparseRows(params, arrays, nullptr), "plan");
     CudaOk(cudaDeviceSynchronize(), "plan");
   }
-  PagedEntries Pages(const void* data, int width) const {
+  /// entry_bytes: of an entry.
+  PagedEntries Pages(const void* data, int entry_bytes) const {
     return {.data = data,
             .num_pages = static_cast<int>(d_table.size()),
             .page_size = kPage,
-            .page_stride = int64_t{kPage} * width * 2,
+            .page_stride = int64_t{kPage} * entry_bytes,
             .block_table = d_table.data(),
             .block_table_stride = pages_each};
   }
@@ -71,16 +72,17 @@ struct Step {
 std::string only;
 bool Wanted(const std::string& name) { return name.find(only) != std::string::npos; }
 
-void Scores(cudaStream_t stream, int heads, int requests, int rows_each, int length) {
-  const std::string name = "scores " + std::to_string(heads) + " heads, " +
-                           std::to_string(requests) + " x " + std::to_string(rows_each) +
-                           " rows at " + std::to_string(length);
+void Scores(cudaStream_t stream, bool codes, int heads, int requests, int rows_each, int length) {
+  const int key_bytes = codes ? kIndexDim + 4 : kIndexDim * 2;  // with its scale
+  const std::string name = std::string(codes ? "e4m3 " : "") + "scores " + std::to_string(heads) +
+                           " heads, " + std::to_string(requests) + " x " +
+                           std::to_string(rows_each) + " rows at " + std::to_string(length);
   if (!Wanted(name)) return;
   const int rows = requests * rows_each;
   const Step step(requests, rows_each, length, heads, (rows + 31) / 32 * 32);
-  const size_t cache_bytes = step.entries() * kIndexDim * 2;
+  const size_t cache_bytes = step.entries() * key_bytes;
   const int copies = static_cast<int>(std::clamp<size_t>((size_t{128} << 20) / cache_bytes, 1, 32));
-  const DeviceArray<uint16_t> keys(copies * step.entries() * kIndexDim),
+  const DeviceArray<uint16_t> keys(copies * cache_bytes / 2),
       q(size_t{1} * rows * heads * kIndexDim);
   FillBf16<<<1024, 256>>>(keys.data(), keys.size(), 1);
   FillBf16<<<1024, 256>>>(q.data(), q.size(), 2);
@@ -93,17 +95,19 @@ void Scores(cudaStream_t stream, int heads, int requests, int rows_each, int len
   params.num_rows = params.step_rows = rows;
   params.rows = step.arrays;
   params.heads = heads;
+  params.codes = codes;
   params.q = q.data();
   params.weights = weights.data();
   params.weights_stride = heads;
   params.scores = scores.data();
   params.scores_stride = length;
   const double us = MicrosecondsPerLaunch(copies, 9, stream, [&](int i, cudaStream_t on) {
-    params.keys = step.Pages(keys.data() + i * step.entries() * kIndexDim, kIndexDim);
+    params.keys = step.Pages(keys.data() + i * cache_bytes / 2, key_bytes);
     CudaOk(ScoreIndexKeys(params, on), "scores");
   });
   const double bytes = (cache_bytes + 4.0 * rows * length) / BytesPerUs();
-  const double flops = 2.0 * rows * heads * kIndexDim * length / kTensorRate;
+  // Codes are multiplied twice as fast.
+  const double flops = 2.0 * rows * heads * kIndexDim * length / kTensorRate / (codes ? 2 : 1);
   std::printf("%-48s %9.2f us  bytes %8.2f us, products %8.2f us: %.2f of the limit\n",
               name.c_str(), us, bytes, flops, std::max(bytes, flops) / us);
   std::fflush(stdout);
@@ -140,18 +144,20 @@ void Choice(cudaStream_t stream, int rows, int length) {
   std::fflush(stdout);
 }
 
-void Attention(cudaStream_t stream, int heads, int requests, int rows_each, int length) {
-  const std::string name = "attention " + std::to_string(heads) + " heads, " +
-                           std::to_string(requests) + " x " + std::to_string(rows_each) +
-                           " rows at " + std::to_string(length);
+void Attention(cudaStream_t stream, MlaCacheType type, int heads, int requests, int rows_each,
+               int length) {
+  const int entry_bytes = kMlaKeyDim * (type == MlaCacheType::kE4m3 ? 1 : 2);
+  const std::string name = std::string(type == MlaCacheType::kE4m3 ? "e4m3 " : "") + "attention " +
+                           std::to_string(heads) + " heads, " + std::to_string(requests) + " x " +
+                           std::to_string(rows_each) + " rows at " + std::to_string(length);
   if (!Wanted(name)) return;
   const int rows = requests * rows_each;
   const Step step(requests, rows_each, length, 64, (rows + 31) / 32 * 32);
   const int count = std::min(kTopK, length);
-  const size_t cache_numbers = step.entries() * kMlaKeyDim;
-  const int copies =
-      static_cast<int>(std::clamp<size_t>((size_t{192} << 20) / (cache_numbers * 2), 1, 8));
-  const DeviceArray<uint16_t> cache(copies * cache_numbers),
+  const size_t cache_bytes = step.entries() * entry_bytes;
+  const int copies = static_cast<int>(std::clamp<size_t>((size_t{192} << 20) / cache_bytes, 1, 8));
+  // As codes, bf16 numbers are any codes: times depend on none.
+  const DeviceArray<uint16_t> cache(copies * cache_bytes / 2),
       q(size_t{1} * rows * heads * kMlaKeyDim), out(size_t{1} * rows * heads * kMlaValueDim);
   FillBf16<<<1024, 256>>>(cache.data(), cache.size(), 1);
   FillBf16<<<1024, 256>>>(q.data(), q.size(), 2);
@@ -181,18 +187,19 @@ void Attention(cudaStream_t stream, int heads, int requests, int rows_each, int 
   params.q = q.data();
   params.lists = lists.data();
   params.lists_stride = kTopK;
-  params.entries = step.Pages(cache.data(), kMlaKeyDim);
+  params.entry_type = type;
+  params.entries = step.Pages(cache.data(), entry_bytes);
   params.softmax_scale = 0.04F;
   params.output = out.data();
   params.lse = lse.data();
   CudaOk(ListedAttentionPlan(params, limits, workspace.data(), nullptr), "plan");
   CudaOk(cudaDeviceSynchronize(), "plan");
   const double us = MicrosecondsPerLaunch(copies, 9, stream, [&](int i, cudaStream_t on) {
-    params.entries = step.Pages(cache.data() + i * cache_numbers, kMlaKeyDim);
+    params.entries = step.Pages(cache.data() + i * cache_bytes / 2, entry_bytes);
     CudaOk(ListedAttention(params, limits, workspace.data(), on), "attention");
   });
   const double bytes = (double{1} * rows * heads * (kMlaKeyDim + kMlaValueDim) * 2 +
-                        double{1} * requests * count * kMlaKeyDim * 2) /
+                        double{1} * requests * count * entry_bytes) /
                        BytesPerUs();
   const double flops = 2.0 * rows * heads * count * (kMlaKeyDim + kMlaValueDim);
   std::printf(
@@ -207,18 +214,22 @@ void Run() {
   CudaOk(cudaStreamCreate(&stream), "stream");
   BytesPerUs();
   for (const int heads : {128, 64}) {
-    Attention(stream, heads, 1, 1, 8192);
-    Attention(stream, heads, 8, 1, 8192);
-    Attention(stream, heads, 128, 1, 8192);
-    Attention(stream, heads, 32, 4, 8192);
-    Attention(stream, heads, 1, 2048, 8192);
+    for (const MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+      Attention(stream, type, heads, 1, 1, 8192);
+      Attention(stream, type, heads, 8, 1, 8192);
+      Attention(stream, type, heads, 128, 1, 8192);
+      Attention(stream, type, heads, 32, 4, 8192);
+      Attention(stream, type, heads, 1, 2048, 8192);
+    }
   }
   for (const int heads : {64, 32}) {
-    Scores(stream, heads, 1, 1, 8192);
-    Scores(stream, heads, 1, 1, 32768);
-    Scores(stream, heads, 128, 1, 32768);
-    Scores(stream, heads, 32, 4, 32768);
-    Scores(stream, heads, 1, 2048, 8192);
+    for (const bool codes : {false, true}) {
+      Scores(stream, codes, heads, 1, 1, 8192);
+      Scores(stream, codes, heads, 1, 1, 32768);
+      Scores(stream, codes, heads, 128, 1, 32768);
+      Scores(stream, codes, heads, 32, 4, 32768);
+      Scores(stream, codes, heads, 1, 2048, 8192);
+    }
   }
   Choice(stream, 1, 8192);
   Choice(stream, 1, 32768);

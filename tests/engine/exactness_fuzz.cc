@@ -27,8 +27,8 @@
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
 // the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
 // rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5; with --sparse 1 a
-// DeepSeek-V3.2 or a GLM-5, over bfloat16 caches; with --v4 1 the bundled DeepSeek-V4s, with an MTP
-// module or a DSpark drafter, over bfloat16 caches.
+// DeepSeek-V3.2 or a GLM-5, over caches in bfloat16 and FP8; with --v4 1 the bundled DeepSeek-V4s,
+// with an MTP module or a DSpark drafter, over bfloat16 caches.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that. Long because every kind of model, drafter and request
@@ -180,9 +180,11 @@ constexpr std::array kModels = {
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
     ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
     ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
-    // The last two are those of --sparse 1.
+    // The last four are those of --sparse 1.
     ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
     ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
+    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
 };
 
 constexpr std::array kV4Models = {
@@ -243,6 +245,8 @@ constexpr std::array kGpuStepModels = {
 constexpr std::array kGpuSparseModels = {
     ModelChoice{"V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
     ModelChoice{"GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
+    ModelChoice{"V3.2, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"GLM-5, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
 };
 
 constexpr std::array kGpuV4Models = {
@@ -401,12 +405,12 @@ class Fuzz {
     if (step_) {
       return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
     }
-    if (sparse_ && on_gpu()) return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 1)));
+    if (sparse_ && on_gpu()) return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (v4_ && on_gpu()) return kGpuV4Models.at(static_cast<size_t>(Uniform(0, 1)));
     if (hybrid_) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
-    if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));
+    if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 4)));
     if (eagle3_) return kEagle3Models.at(static_cast<size_t>(Uniform(0, kEagle3Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));

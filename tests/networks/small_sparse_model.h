@@ -33,6 +33,7 @@ class SmallSparseModel {
     config["index_topk"] = sizes.top_k;
     config["num_attention_heads"] = sizes.heads;
     config["num_key_value_heads"] = sizes.heads;
+    config["index_head_dim"] = 32;  // a power of two, which keys in 8 bits need
     if (sizes.index_heads > 0) {
       config["index_n_heads"] = sizes.index_heads;
       config["index_head_dim"] = 128;

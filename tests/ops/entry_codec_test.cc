@@ -1,4 +1,4 @@
-// Numbers of cache entries as DeepSeek-V4 publishes their rounding.
+// Numbers of cache entries in 8 and 4 bits, rounded as DeepSeek-V4 publishes it or plainly.
 #include "outrider/ops/cpu/entry_codec.h"
 
 #include <gtest/gtest.h>
@@ -85,6 +85,81 @@ TEST(EntryCodec, EntriesAreCodesInGroupsWithAScaleEach) {
   }
 }
 
+TEST(EntryCodec, PlainEntriesAreTheCodesOfTheirNumbers) {
+  std::mt19937 random(9);
+  for (const DType rotated : {DType::kF32, DType::kBF16}) {
+    KvCache cache = OneLayer({.width = 37, .use = CacheUse::kPlain}, {DType::kF8E4M3, rotated});
+    const LayerCache layer = cache.layer(0);
+    EXPECT_TRUE(HoldsCodes(layer));
+    EXPECT_EQ(layer.code_bytes, 0);
+    EXPECT_EQ(cache.config().groups[0].unit_bytes, 40) << "a whole multiple of 4";
+    for (int64_t slot = 0; slot < 12; ++slot) {
+      std::vector<float> row = RandomRow(37, random);
+      row[3] = 1000;  // more than there is
+      row[4] = -1000;
+      row[5] = -0.0F;
+      StoreEntry(layer, slot, row.data());
+      std::vector<std::byte> buffer(37 * sizeof(float));
+      const std::byte* entry = LoadEntry(layer, slot, buffer.data());
+      for (size_t i = 0; i < 37; ++i) {
+        float got = 0;
+        if (rotated == DType::kF32) {
+          std::memcpy(&got, entry + i * 4, 4);
+        } else {
+          BFloat16 narrow;
+          std::memcpy(&narrow, entry + i * 2, 2);
+          got = ToFloat(narrow);
+        }
+        EXPECT_EQ(got, Float8E4M3ToFloat(ToFloat8E4M3(row[i]))) << i;
+      }
+    }
+  }
+}
+
+TEST(EntryCodec, KeysOfTokensAreTransformedAndBecomeEightBitsWithAScale) {
+  std::mt19937 random(10);
+  KvCache cache = OneLayer({.width = 64, .use = CacheUse::kTokenKeys}, DType::kF8E4M3);
+  const LayerCache layer = cache.layer(0);
+  EXPECT_TRUE(layer.has_scales);
+  EXPECT_EQ(layer.code_bytes, 0);
+  EXPECT_EQ(cache.config().groups[0].unit_bytes, 68);
+  std::vector<std::vector<float>> stored;
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    std::vector<float> row = RandomRow(64, random);
+    if (slot == 3) std::fill(row.begin(), row.end(), 0.0F);
+    if (slot == 4) std::fill(row.begin(), row.end(), 1e-9F);  // below the least magnitude
+    StoreEntry(layer, slot, row.data());
+    std::vector<float>& got = stored.emplace_back(64);
+    LoadFloats(layer, slot, got.data());
+    std::vector<float> query = row;
+    RoundIndexQuery(layer, query.data());
+    EXPECT_EQ(query, got) << "queries are rounded as keys";
+    std::vector<double> want(64);
+    double most = 1e-4F;
+    for (unsigned i = 0; i < 64; ++i) {
+      for (unsigned j = 0; j < 64; ++j) {
+        want[i] += (std::popcount(i & j) % 2 == 0 ? 1 : -1) * double{row[j]} / 8;
+      }
+      most = std::max(most, std::fabs(want[i]));
+    }
+    const double scale = Scale(most, 448);
+    float of_entry = 0;
+    std::memcpy(&of_entry, layer.data + layer.ScaleOffset(slot), sizeof(of_entry));
+    EXPECT_EQ(of_entry, scale) << slot;
+    for (size_t i = 0; i < 64; ++i) {
+      // To the nearest of numbers with four bits, or of multiples of 2^-9.
+      const double step = std::max(std::fabs(want[i]) / 16, scale * 0x1p-10);
+      EXPECT_NEAR(got[i], want[i], step * (1 + 1e-4)) << "slot " << slot << ", number " << i;
+    }
+  }
+  // Nobody's codes or scale lie in another's place.
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    std::vector<float> got(64);
+    LoadFloats(layer, slot, got.data());
+    EXPECT_EQ(got, stored[static_cast<size_t>(slot)]) << slot;
+  }
+}
+
 TEST(EntryCodec, IndexKeysAreTransformedAndBecomeFourBits) {
   std::mt19937 random(6);
   KvCache cache = OneLayer({.width = 64, .use = CacheUse::kIndexKeys}, DType::kF8E4M3);
@@ -97,7 +172,7 @@ TEST(EntryCodec, IndexKeysAreTransformedAndBecomeFourBits) {
     std::vector<float> got(64);
     LoadFloats(layer, slot, got.data());
     std::vector<float> query = row;
-    RoundIndexQuery(query.data(), 64);
+    RoundIndexQuery(layer, query.data());
     EXPECT_EQ(query, got) << "queries are rounded as keys";
     // H(i, j) is -1 to the number of ones that i and j share.
     std::vector<double> want(64);

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/entry_codec.h"
+#include "outrider/ops/mla.h"
 #include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_cache.h"
@@ -94,10 +96,12 @@ TEST_P(SparseOpsTest, AttentionReadsWhatWasChosen) {
   constexpr int32_t kTokens = 40;
   constexpr int32_t kFirst = 13;
   constexpr int32_t kRows = kTokens - kFirst;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
     TestCache cache(0, kWidth, kTokens, dtype);
     TestMatrix tokens = TestMatrix::Random(kTokens, kWidth, random);
-    for (float& v : tokens.values) v = RoundToBFloat16(v);
+    for (float& v : tokens.values) {
+      v = dtype == DType::kF8E4M3 ? Float8E4M3ToFloat(ToFloat8E4M3(v)) : RoundToBFloat16(v);
+    }
     cache.Fill(tokens);
     const TestMatrix q = TestMatrix::Random(kRows, kHeads * kWidth, random);
     TestMatrix out(kRows, kHeads * kLatent);
@@ -156,6 +160,112 @@ TEST_P(SparseOpsTest, AttentionReadsWhatWasChosen) {
     }
     EXPECT_EQ(pieces.values, out.values);
   }
+}
+
+TEST_P(SparseOpsTest, LatentsOfEightBitsAreRoundedOnce) {
+  constexpr int32_t kLatent = 40;
+  constexpr int32_t kRope = 6;
+  constexpr int32_t kWidth = kLatent + kRope;
+  constexpr int32_t kRows = 7;
+  const TestMatrix kv = TestMatrix::Random(kRows, kWidth, random, 3);
+  const TestMatrix norm = TestMatrix::Random(1, kLatent, random);
+  const Context context = MakeContext();
+  const auto write = [&](TestCache& cache) {
+    const TestStep step = MakeStep(context, kRows, 9, Phase::kDecode, cache);
+    constexpr float kFrequencies[kRope / 2] = {1.0F, 0.3F, 0.02F};
+    TestMatrix rows = kv;
+    ops().mla()->WriteLatentEntries(
+        context, {.heads = 1, .latent = kLatent, .rope = kRope, .norm_eps = 1e-6F}, step.inputs(),
+        {.kv = rows.view(),
+         .norm = norm.values.data(),
+         .rotary = ops().MakeRotary(context, kFrequencies, 1.0F, true, step.inputs()),
+         .cache = cache.cache});
+  };
+  TestCache exact(0, kWidth, 24);
+  TestCache codes(0, kWidth, 24, DType::kF8E4M3);
+  write(exact);
+  write(codes);
+  int32_t equal = 0;
+  for (int32_t r = 0; r < kRows; ++r) {
+    for (int32_t i = 0; i < kWidth; ++i) {
+      const float want = Float8E4M3ToFloat(ToFloat8E4M3(exact.At(9 + r)[i]));
+      const float got = Float8E4M3ToFloat(
+          std::to_integer<uint8_t>(codes.bytes[static_cast<size_t>(codes.Offset(9 + r) + i)]));
+      // The last bit before rounding may differ, and with it the code.
+      EXPECT_NEAR(got, want, 0.126 * std::abs(want) + 0x1.01p-9) << "row " << r << ", number " << i;
+      equal += got == want ? 1 : 0;
+    }
+  }
+  EXPECT_GE(equal, kRows * kWidth - 3);
+}
+
+// Keys as the cache gives them back, and queries rounded likewise.
+TEST_P(SparseOpsTest, ChoiceIsByTheRoundedNumbers) {
+  constexpr int32_t kHeads = 3;
+  constexpr int32_t kWidth = 32;
+  constexpr int32_t kTokens = 60;
+  constexpr int32_t kFirst = 5;
+  constexpr int32_t kRows = kTokens - kFirst;
+  constexpr int32_t kTopK = 7;
+  TestCache cache(0, kWidth, kTokens, DType::kF8E4M3);
+  cache.cache.has_scales = true;
+  cache.cache.block_stride = TestCache::kBlock * (kWidth + 4);
+  const TestMatrix keys = TestMatrix::Random(kTokens, kWidth, random, 3);
+  const auto slot_of = [&](int32_t token) {
+    return int64_t{cache.table[static_cast<size_t>(token / TestCache::kBlock)]} *
+               TestCache::kBlock +
+           token % TestCache::kBlock;
+  };
+  for (int32_t t = 0; t < kTokens; ++t) {
+    cpu::StoreEntry(cache.cache, slot_of(t), keys.view().row(t));
+  }
+  const TestMatrix q = TestMatrix::Random(kRows, kHeads * kWidth, random);
+  const TestMatrix weights = TestMatrix::Random(kRows, kHeads, random);
+  const Context context = MakeContext();
+  const TestStep step = MakeStep(context, kRows, kFirst, Phase::kPromptChunk, cache);
+  const SelectedEntries selected = ops().sparse()->SelectEntries(context, step.inputs(),
+                                                                 {.heads = kHeads,
+                                                                  .ratio = 1,
+                                                                  .top_k = kTopK,
+                                                                  .q = Tensor(q.view()),
+                                                                  .weights = Tensor(weights.view()),
+                                                                  .keys = cache.cache});
+  int32_t unlike_exact = 0;  // rows that would choose others without the rounding
+  for (int32_t r = 0; r < kRows; ++r) {
+    const int32_t visible = kFirst + r + 1;
+    std::vector<double> rounded(static_cast<size_t>(visible));
+    std::vector<double> exact(static_cast<size_t>(visible));
+    for (int32_t h = 0; h < kHeads; ++h) {
+      const float* const of_head = q.view().row(r) + h * kWidth;
+      std::vector<float> query(of_head, of_head + kWidth);
+      cpu::RoundIndexQuery(cache.cache, query.data());
+      for (int32_t j = 0; j < visible; ++j) {
+        std::vector<float> key(kWidth);
+        cpu::LoadFloats(cache.cache, slot_of(j), key.data());
+        const double weight = weights.view().row(r)[h];
+        const double dot = std::inner_product(key.begin(), key.end(), query.begin(), 0.0);
+        rounded[static_cast<size_t>(j)] += weight * std::max(dot, 0.0);
+        const double of_exact =
+            std::inner_product(of_head, of_head + kWidth, keys.view().row(j), 0.0);
+        exact[static_cast<size_t>(j)] += weight * std::max(of_exact, 0.0);
+      }
+    }
+    const auto chosen_of = [&](const std::vector<double>& scores) {
+      std::vector<int32_t> order(scores.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
+        return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+      });
+      order.resize(std::min<size_t>(order.size(), kTopK));
+      std::ranges::sort(order);
+      return order;
+    };
+    const std::vector<int32_t> got(selected.entries + r * selected.stride,
+                                   selected.entries + r * selected.stride + selected.counts[r]);
+    EXPECT_EQ(got, chosen_of(rounded)) << "row " << r;
+    unlike_exact += got == chosen_of(exact) ? 0 : 1;
+  }
+  EXPECT_GT(unlike_exact, 0) << "the rounding changes nothing";
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, SparseOpsTest, testing::ValuesIn(TestedIsas()), IsaTestName);

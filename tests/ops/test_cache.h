@@ -38,6 +38,8 @@ struct TestCache {
         const float value = rows.view().row(e)[i];
         if (cache.dtype == DType::kF32) {
           reinterpret_cast<float*>(bytes.data())[Offset(e) + i] = value;
+        } else if (cache.dtype == DType::kF8E4M3) {
+          bytes[static_cast<size_t>(Offset(e) + i)] = std::byte{ToFloat8E4M3(value)};
         } else {
           reinterpret_cast<BFloat16*>(bytes.data())[Offset(e) + i] = ToBFloat16(value);
         }

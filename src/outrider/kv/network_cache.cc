@@ -11,6 +11,7 @@ DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   switch (layer.use) {
     case CacheUse::kEntries:
     case CacheUse::kPlain:
+    case CacheUse::kTokenKeys:
       return numbers.dtype;
     case CacheUse::kIndexKeys:
       return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;
@@ -30,6 +31,9 @@ int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   }
   if (dtype == DType::kF4E2M1) {
     return whole((layer.width + 1) / 2 + (layer.width + kFp4Group - 1) / kFp4Group);
+  }
+  if (dtype == DType::kF8E4M3 && layer.use == CacheUse::kTokenKeys) {
+    return layer.width + static_cast<int64_t>(sizeof(float));
   }
   return layer.width * static_cast<int64_t>(DTypeSize(dtype));
 }

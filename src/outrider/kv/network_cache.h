@@ -15,6 +15,7 @@ enum class CacheUse : uint8_t {
   kEntries,    // what attention reads
   kPlain,      // the same of latent and grouped-query attention: in 8 bits, codes without scales
   kIndexKeys,  // what an indexer chooses entries by
+  kTokenKeys,  // the same where every token has a key (DeepSeek-V3.2, GLM-5)
   kState,      // rows that entries are still to be made of: always float32
 };
 
@@ -33,10 +34,11 @@ struct CacheLayerSpec {
 
 /// How a cache keeps numbers.
 struct CacheNumbers {
-  /// kF32, kBF16, or kF8E4M3. Then kPlain entries are e4m3 codes of their numbers, and others are
-  /// rounded as in DeepSeek-V4's published cache: kEntries are e4m3 codes in groups of
-  /// kFp8CacheGroup with a scale each, but for their rotated numbers; index keys go through a
-  /// Hadamard transform and are e2m1 codes in groups of kFp4Group.
+  /// kF32, kBF16, or kF8E4M3. Then kPlain entries are e4m3 codes of their numbers; kTokenKeys, as
+  /// DeepSeek-V3.2 publishes them, go through a Hadamard transform and are e4m3 codes with a scale
+  /// each, a power of two in float32; and others are rounded as in DeepSeek-V4's published cache:
+  /// kEntries are e4m3 codes in groups of kFp8CacheGroup with a scale each, but for their rotated
+  /// numbers; index keys go through a Hadamard transform and are e2m1 codes in groups of kFp4Group.
   DType dtype = DType::kBF16;
   DType rotated = DType::kBF16;  // kF8E4M3: the type of the rotated numbers, kF32 or kBF16
 

@@ -64,7 +64,7 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
     kinds.push_back({.width = width, .use = CacheUse::kPlain, .what = sparse ? "entries" : ""});
     if (sparse) {
       kinds.push_back(
-          {.width = mla->indexer->dim, .use = CacheUse::kIndexKeys, .what = "index keys"});
+          {.width = mla->indexer->dim, .use = CacheUse::kTokenKeys, .what = "index keys"});
     }
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
     kinds.push_back({.window = gqa->window,

@@ -43,7 +43,8 @@ LayerCache KvCache::layer(int32_t index) {
       .num_blocks = config_.num_pages,
       .code_bytes = codes ? static_cast<int32_t>(EntryBytes(layer, numbers_)) : 0,
       .rope = layer.rope,
-      .rotated = numbers_.rotated};
+      .rotated = numbers_.rotated,
+      .has_scales = dtype == DType::kF8E4M3 && layer.use == CacheUse::kTokenKeys};
 }
 
 }  // namespace outrider

@@ -112,9 +112,10 @@ std::vector<OptionRow> EngineOptionRows() {
        every, [](Settings& s, const OptionValue& v) { s.engine.max_model_len = Int32(v, 1); }},
 
       {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8", "auto",
-       "Type of cache entries; auto: the compute type; fp8, on a GPU: 8 bits, e4m3 without scales; "
-       "fp8, of DeepSeek-V4: rounded as its publishers round it, entries to 8 bits but for what is "
-       "rotated, keys of indexers to 4",
+       "Type of cache entries; auto: the compute type; fp8: 8 bits, e4m3 without scales, on a GPU "
+       "and of models with an indexer, whose index keys have a scale each; of DeepSeek-V4, on a "
+       "processor, rounded as its publishers round it, entries to 8 bits but for what is rotated, "
+       "keys of indexers to 4",
        every,
        [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseCacheDType(v); }},
       {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",

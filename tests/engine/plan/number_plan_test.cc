@@ -51,7 +51,7 @@ TEST(NumberPlan, WeightsAreKeptAsTheDeviceAndTheUserWantThem) {
   EXPECT_EQ(DecisionOn("kernels", decisions), "");
 }
 
-TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrDeepSeekV4) {
+TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrAnIndexer) {
   const EngineOptions fp8 = {.model = "the model", .kv_cache_dtype = DType::kF8E4M3};
   const auto refusal = [&](const ModelConfig& config, const DeviceFacts& device) {
     return RefusalBy([&] { PlanOf(fp8, config, device); });
@@ -59,6 +59,14 @@ TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrDeepSeekV4) {
   EXPECT_EQ(refusal(TinyV3().config, Gpu()), "");
   EXPECT_THAT(refusal(TinyV3().config, Processor()),
               HasSubstr("the model is a deepseek_v3 on the processor (asked for)"));
+  ModelConfig v32 = TinyV3().config;
+  for (LayerSpec& layer : v32.layers) {
+    std::get<MlaSpec>(layer.attention).indexer =
+        IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
+  }
+  EXPECT_EQ(refusal(v32, Processor()), "");
+  std::get<MlaSpec>(v32.layers.back().attention).indexer->dim = 96;
+  EXPECT_THAT(refusal(v32, Processor()), HasSubstr("\"index_head_dim\" that is a power of two"));
   ModelConfig v4 = TinyDSpark().config;
   EXPECT_EQ(refusal(v4, Processor()), "");
   std::get<CompressedSpec>(v4.layers.back().attention).index_dim = 24;

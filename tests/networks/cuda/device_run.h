@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -34,9 +35,11 @@ inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurr
 /// operands and cache rounded to bfloat16 as the device rounds them.
 class CpuNetwork {
  public:
+  /// cache_dtype: unset, `dtype`.
   CpuNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules, DType dtype,
              int32_t num_blocks, int32_t block_size,
-             const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa()))
+             const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa()),
+             std::optional<DType> cache_dtype = std::nullopt)
       : pool_(TestThreads()),
         network_(
             LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
@@ -44,8 +47,9 @@ class CpuNetwork {
                          dtype,
                          AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})),
         cache_(network_->device(),
-               MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
-               network_->cache_needs().layers, dtype) {}
+               MakeCacheConfig(network_->cache_needs(), cache_dtype.value_or(dtype), block_size,
+                               num_blocks),
+               network_->cache_needs().layers, {cache_dtype.value_or(dtype), dtype}) {}
 
   /// The residual stream after each layer, float32 [rows, hidden], then the hidden rows, float32
   /// [rows, output width].

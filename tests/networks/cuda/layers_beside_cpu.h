@@ -49,6 +49,7 @@ struct LayerComparison {
   int32_t first_chunk = 190;  // of the long prompt, in the first step
   /// The CPU's, whose operands are rounded as the device's.
   const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
+  DType cache = DType::kBF16;  // the device's, and that CPU's
   double far_share = 1;  // as ExpectAsNear
 };
 
@@ -59,12 +60,12 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
   TestNetwork network(run.config, run.source, run.modules);
   const std::vector<KnownRequest> requests =
       RandomRequests(random, static_cast<int32_t>(run.config.vocab_size), {70, run.long_prompt, 3},
-                     40, network.Groups(run.block, DType::kBF16));
+                     40, network.Groups(run.block, run.cache));
   const int32_t blocks = NumBlocks(requests);
   CpuNetwork f32(run.config, run.source, run.modules, DType::kF32, blocks, run.block);
   CpuNetwork bf16(run.config, run.source, run.modules, DType::kBF16, blocks, run.block,
-                  run.rounded_ops);
-  KvCache cache = network.MakeCache(blocks, run.block, DType::kBF16);
+                  run.rounded_ops, run.cache);
+  KvCache cache = network.MakeCache(blocks, run.block, run.cache);
   BatchLayout layout(cache.config().groups);
   // Prompts; then generated rows of two requests beside the rest of another's prompt.
   const int32_t rest = run.long_prompt - run.first_chunk;

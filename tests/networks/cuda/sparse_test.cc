@@ -25,6 +25,7 @@ struct Family {
   const char* golden;  // whose config is widened to sizes that the kernels take
   int64_t heads, q_lora, nope, value, index_heads, top_k;
   bool fp8 = false;  // all projections in blocks, but for the indexer's weights of heads
+  DType cache = DType::kBF16;
 };
 
 constexpr Family kFamilies[] = {
@@ -32,6 +33,8 @@ constexpr Family kFamilies[] = {
     {"v32_f8", "tiny-v32", 128, 256, 128, 128, 64, 64, true},
     {"glm5", "tiny-glm-dsa", 64, 256, 192, 256, 32, 128},
     {"glm5_all_tokens", "tiny-glm-dsa", 64, 256, 192, 256, 32, 2048},
+    {"v32_8_bit_cache", "tiny-v32", 128, 256, 128, 128, 64, 64, false, DType::kF8E4M3},
+    {"glm5_8_bit_cache", "tiny-glm-dsa", 64, 256, 192, 256, 32, 128, true, DType::kF8E4M3},
 };
 
 void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
@@ -88,27 +91,26 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
   ExpectLayersBesideCpu({.config = config,
                          .source = *Source(config),
                          .rounded_ops = rounded_queries,
+                         .cache = GetParam().cache,
                          .far_share = 1.5});
 }
 
 TEST_P(SparseTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam());
   TestNetwork network(config, *Source(config), 1);
-  {
-    const DType type = DType::kBF16;
-    std::mt19937 random(7);
-    std::vector<KnownRequest> requests =
-        RandomRequests(random, kVocab, {1, 65, 130, 400}, 12, network.Groups(64, type));
-    KnownRun alone(network, requests, 64, type);
-    alone.RunAlone();
-    SpreadBlocks(random, requests, network.Groups(32, type));
-    KnownRun mixed(network, requests, 32, type);
-    mixed.RunMixed(random, 150);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      for (size_t kind = 0; kind < 2; ++kind) {
-        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
-            << DTypeName(type) << ", request " << i << ", " << kind;
-      }
+  const DType type = GetParam().cache;
+  std::mt19937 random(7);
+  std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {1, 65, 130, 400}, 12, network.Groups(64, type));
+  KnownRun alone(network, requests, 64, type);
+  alone.RunAlone();
+  SpreadBlocks(random, requests, network.Groups(32, type));
+  KnownRun mixed(network, requests, 32, type);
+  mixed.RunMixed(random, 150);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t kind = 0; kind < 2; ++kind) {
+      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
+          << DTypeName(type) << ", request " << i << ", " << kind;
     }
   }
 }

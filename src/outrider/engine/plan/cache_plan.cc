@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
@@ -21,10 +22,14 @@ GpuBudget BudgetOf(const EngineOptions& options, int64_t total) {
       .usable = static_cast<int64_t>(options.gpu_memory_utilization * static_cast<double>(total))};
 }
 
-std::string CacheTypeText(ModelFamily family, DType kv_dtype) {
+std::string CacheTypeText(const ModelConfig& config, DType kv_dtype) {
   std::string name(DTypeName(kv_dtype));
   if (kv_dtype != DType::kF8E4M3) return name;
-  if (family != ModelFamily::kDeepSeekV4) return name + " without scales";
+  const auto* mla = std::get_if<MlaSpec>(&config.first_cached_layer().attention);
+  if (mla != nullptr && mla->indexer) {
+    return name + " without scales, index keys with a scale each";
+  }
+  if (config.family != ModelFamily::kDeepSeekV4) return name + " without scales";
   return fmt::format("{} in groups of {} but for rotated numbers, index keys {}", name,
                      kFp8CacheGroup, DTypeName(DType::kF4E2M1));
 }
@@ -140,7 +145,7 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
   decisions.push_back(
       {"KV cache",
        fmt::format("{} pages of {} bytes, {}, {} bytes per token over {} layers{}", cache.num_pages,
-                   cache.PageBytes(), CacheTypeText(config.family, plan.numbers.kv_dtype),
+                   cache.PageBytes(), CacheTypeText(config, plan.numbers.kv_dtype),
                    BytesPerToken(cache.groups), plan.cache.layers.size(),
                    kept == 0 ? "" : fmt::format(", and {} for kept hidden rows per page", kept)),
        budget_pages < useful ? memory.why : "as much as --max-num-seqs requests can use"});

@@ -16,11 +16,6 @@ bool HasLatents(const AskedOptions& asked) {
   return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
 }
 
-bool HasIndexer(const AskedOptions& asked) {
-  const auto* mla = std::get_if<MlaSpec>(&asked.config.layer(0).attention);
-  return mla != nullptr && mla->indexer;
-}
-
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
 
 bool IsCompressed(const AskedOptions& asked) {
@@ -107,12 +102,6 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
              std::max<int64_t>(a.plan.max_num_batched_tokens, seqs * (1 + a.plan.drafts.k)));
        },
        Taken::UpTo(cuda::kMostRows)},
-      {"--kv-cache-dtype",
-       [](const AskedOptions& a) -> std::optional<Asked> {
-         if (!HasIndexer(a)) return std::nullopt;
-         return Name(CacheTypeName(a));
-       },
-       Taken::Names({"bfloat16"}), "of networks with an indexer"},
       {"--kv-cache-dtype",
        [](const AskedOptions& a) -> std::optional<Asked> {
          if (!IsCompressed(a)) return std::nullopt;

@@ -1,6 +1,7 @@
 #include "outrider/engine/plan/number_plan.h"
 
 #include <bit>
+#include <optional>
 #include <variant>
 
 #include "outrider/base/error.h"
@@ -9,17 +10,27 @@ namespace outrider {
 
 namespace {
 
+/// The width of a layer's index keys; nothing if it never has any, 0 if it has none.
+std::optional<int64_t> IndexWidth(const LayerSpec& layer) {
+  if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {
+    return compressed->index_dim;
+  }
+  const auto* mla = std::get_if<MlaSpec>(&layer.attention);
+  if (mla == nullptr || !mla->indexer) return std::nullopt;
+  return mla->indexer->dim;
+}
+
 void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,
                    const ChosenDevice& device) {
   if (device.kind == DeviceKind::kCuda) return;
-  if (config.family != ModelFamily::kDeepSeekV4) {
+  if (!IndexWidth(config.first_cached_layer())) {
     throw InvalidArgument(
-        "--kv-cache-dtype fp8 is for a GPU or DeepSeek-V4, and {} is a {} on the processor ({}): "
-        "use float32 or bfloat16",
+        "--kv-cache-dtype fp8 is for a GPU or a model with an indexer (DeepSeek-V3.2, GLM-5, "
+        "DeepSeek-V4), and {} is a {} on the processor ({}): use float32 or bfloat16",
         options.model, ModelFamilyName(config.family), device.why);
   }
   for (const LayerSpec& layer : config.layers) {
-    const int64_t dim = std::get<CompressedSpec>(layer.attention).index_dim;
+    const int64_t dim = IndexWidth(layer).value_or(0);
     if (std::has_single_bit(static_cast<uint64_t>(dim)) || dim == 0) continue;
     throw InvalidArgument(
         "--kv-cache-dtype fp8 needs an \"index_head_dim\" that is a power of two, and that of {} "

@@ -117,6 +117,33 @@ void LoadFp8(const LayerCache& cache, std::byte* from, T* to) {
   std::memcpy(to + entry.num_codes, entry.rotated, static_cast<size_t>(cache.rope) * sizeof(T));
 }
 
+/// The numbers of codes without scales. to [width] of type T, which holds them as they are.
+template <typename T>
+void LoadPlain(const LayerCache& cache, const std::byte* from, std::byte* to) {
+  const std::array<float, 256>& values = Fp8Values();
+  for (int32_t i = 0; i < cache.width; ++i) {
+    const float value = values[std::to_integer<size_t>(from[i])];
+    if constexpr (std::is_same_v<T, float>) {
+      reinterpret_cast<T*>(to)[i] = value;
+    } else {
+      reinterpret_cast<T*>(to)[i] = ToBFloat16(value);
+    }
+  }
+}
+
+/// Codes of x [n], and the scale of them all.
+float StoreScaled(const float* x, int32_t n, std::byte* to) {
+  const uint8_t e = ScaleExponent(x, n, kLeastFp8, kLargestFp8);
+  const float inverse = PowerOfTwo(254 - e);
+  for (int32_t i = 0; i < n; ++i) to[i] = std::byte{ToFloat8E4M3(x[i] * inverse)};
+  return PowerOfTwo(e);
+}
+
+void LoadScaled(const std::byte* from, float scale, int32_t n, float* x) {
+  const std::array<float, 256>& values = Fp8Values();
+  for (int32_t i = 0; i < n; ++i) x[i] = values[std::to_integer<size_t>(from[i])] * scale;
+}
+
 /// Codes and exponents of x [n] behind each other.
 void StoreFp4(const float* x, int32_t n, std::byte* to) {
   std::byte* exponents = to + (n + 1) / 2;
@@ -141,6 +168,14 @@ void LoadFp4(const std::byte* from, int32_t n, float* x) {
   }
 }
 
+/// The Hadamard transform of an index key, until the next one of this thread.
+const float* Transformed(const LayerCache& cache, const float* values) {
+  thread_local std::vector<float> transformed;
+  transformed.assign(values, values + cache.width);
+  Hadamard(transformed.data(), cache.width);
+  return transformed.data();
+}
+
 std::byte* At(const LayerCache& cache, int64_t slot) {
   const int64_t size = cache.code_bytes > 0 ? 1 : static_cast<int64_t>(DTypeSize(cache.dtype));
   return cache.data + cache.SlotOffset(slot) * size;
@@ -160,15 +195,19 @@ void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
       std::transform(values, values + cache.width, reinterpret_cast<BFloat16*>(to), ToBFloat16);
       return;
     case DType::kF8E4M3:
-      StoreFp8(cache, to, values);
+      if (cache.has_scales) {
+        const float scale = StoreScaled(Transformed(cache, values), cache.width, to);
+        std::memcpy(cache.data + cache.ScaleOffset(slot), &scale, sizeof(scale));
+      } else if (cache.code_bytes > 0) {
+        StoreFp8(cache, to, values);
+      } else {
+        std::transform(values, values + cache.width, to,
+                       [](float x) { return std::byte{ToFloat8E4M3(x)}; });
+      }
       return;
-    case DType::kF4E2M1: {
-      thread_local std::vector<float> transformed;
-      transformed.assign(values, values + cache.width);
-      Hadamard(transformed.data(), cache.width);
-      StoreFp4(transformed.data(), cache.width, to);
+    case DType::kF4E2M1:
+      StoreFp4(Transformed(cache, values), cache.width, to);
       return;
-    }
     default:
       OUTRIDER_CHECK(false, "a cache of {}", DTypeName(cache.dtype));
   }
@@ -176,7 +215,10 @@ void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
 
 const std::byte* LoadEntry(const LayerCache& cache, int64_t slot, std::byte* buffer) {
   if (cache.dtype != DType::kF8E4M3) return At(cache, slot);
-  if (cache.rotated == DType::kF32) {
+  if (cache.code_bytes == 0) {
+    const auto load = cache.rotated == DType::kF32 ? LoadPlain<float> : LoadPlain<BFloat16>;
+    load(cache, At(cache, slot), buffer);
+  } else if (cache.rotated == DType::kF32) {
     LoadFp8(cache, At(cache, slot), reinterpret_cast<float*>(buffer));
   } else {
     LoadFp8(cache, At(cache, slot), reinterpret_cast<BFloat16*>(buffer));
@@ -194,6 +236,13 @@ const float* LoadFloats(const LayerCache& cache, int64_t slot, float* buffer) {
         buffer[i] = ToFloat(reinterpret_cast<const BFloat16*>(at)[i]);
       }
       return buffer;
+    case DType::kF8E4M3: {
+      OUTRIDER_CHECK(cache.has_scales);
+      float scale;
+      std::memcpy(&scale, cache.data + cache.ScaleOffset(slot), sizeof(scale));
+      LoadScaled(at, scale, cache.width, buffer);
+      return buffer;
+    }
     case DType::kF4E2M1:
       LoadFp4(at, cache.width, buffer);
       return buffer;
@@ -202,9 +251,15 @@ const float* LoadFloats(const LayerCache& cache, int64_t slot, float* buffer) {
   }
 }
 
-void RoundIndexQuery(float* x, int32_t n) {
+void RoundIndexQuery(const LayerCache& keys, float* x) {
+  const int32_t n = keys.width;
   Hadamard(x, n);
   thread_local std::vector<std::byte> codes;
+  if (keys.dtype == DType::kF8E4M3) {
+    codes.resize(static_cast<size_t>(n));
+    LoadScaled(codes.data(), StoreScaled(x, n, codes.data()), n, x);
+    return;
+  }
   codes.resize(static_cast<size_t>((n + 1) / 2 + (n + kFp4Group - 1) / kFp4Group));
   StoreFp4(x, n, codes.data());
   LoadFp4(codes.data(), n, x);

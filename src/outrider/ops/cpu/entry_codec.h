@@ -1,5 +1,5 @@
-// Numbers of DeepSeek-V4's cache entries: how they are stored, rounded if the cache is
-// (CacheNumbers), and read back.
+// Numbers of the cache entries that rows choose from (DeepSeek-V4, DeepSeek-V3.2, GLM-5): how they
+// are stored, rounded if the cache is (CacheNumbers), and read back.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,11 @@ namespace outrider::cpu {
 inline int64_t EntrySlot(const LayerCache& cache, const int32_t* block_table, int64_t index) {
   return int64_t{block_table[index / cache.block_size]} * cache.block_size +
          index % cache.block_size;
+}
+
+/// Whether entries are codes, which are read through LoadEntry's buffer.
+inline bool HoldsCodes(const LayerCache& cache) {
+  return cache.dtype == DType::kF8E4M3 || cache.dtype == DType::kF4E2M1;
 }
 
 /// The type in which LoadEntry gives the entries of a cache.
@@ -30,7 +35,8 @@ const std::byte* LoadEntry(const LayerCache& cache, int64_t slot, std::byte* buf
 /// Any entry as float32: in the cache itself, or in `buffer` [width].
 const float* LoadFloats(const LayerCache& cache, int64_t slot, float* buffer);
 
-/// Rounds an indexer's query x [n] as its keys are rounded. n is a power of two.
-void RoundIndexQuery(float* x, int32_t n);
+/// Rounds an indexer's query x [keys.width] as its keys are rounded, which are codes. The width is a
+/// power of two.
+void RoundIndexQuery(const LayerCache& keys, float* x);
 
 }  // namespace outrider::cpu

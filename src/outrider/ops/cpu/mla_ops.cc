@@ -7,6 +7,7 @@
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/decode_kernels.h"
+#include "outrider/ops/cpu/entry_codec.h"
 #include "outrider/ops/cpu/latent_products.h"
 
 namespace outrider::cpu {
@@ -50,6 +51,13 @@ void CpuOps::NormQueries(const Context& context, const MlaShape& s, const EntryA
 void CpuOps::WriteLatentEntries(const Context& context, const MlaShape& s, const StepInputs& inputs,
                                 const EntryArgs& args) const {
   NormQueries(context, s, args);
+  if (HoldsCodes(args.cache)) {
+    const MatrixView<float> latent = args.kv.floats().Columns(0, s.latent);
+    kernels_.rms_norm(*context.pool, latent, args.norm, s.norm_eps, latent);
+    Rotate(context, args.kv, 1, s.latent, args.rotary);
+    WriteEntries(context, inputs, args.kv, args.cache);
+    return;
+  }
   kernels_.write_latent(*context.pool, args.kv.floats(), args.norm, s.norm_eps, RowsOf(args.rotary),
                         Cast(inputs).slots(args.cache.group), args.cache);
 }

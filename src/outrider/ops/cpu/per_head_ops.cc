@@ -62,7 +62,7 @@ void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tens
                           LayerCache cache) const {
   const int64_t* slots = Cast(inputs).slots(cache.group);
   const MatrixView<float> rows = entries.floats();
-  if (cache.code_bytes == 0) {
+  if (!HoldsCodes(cache)) {
     kernels_.write_entries(*context.pool, rows, slots, cache);
     return;
   }

@@ -93,9 +93,9 @@ SelectedEntries CpuOps::SelectEntries(const Context& context, const StepInputs& 
     }
     RowScratch& scratch = ScratchOfRow();
     scratch.values.assign(q.row(row), q.row(row) + q.cols);
-    if (args.keys.dtype == DType::kF4E2M1) {
+    if (HoldsCodes(args.keys)) {
       for (int32_t h = 0; h < args.heads; ++h) {
-        RoundIndexQuery(scratch.values.data() + int64_t{h} * dim, dim);
+        RoundIndexQuery(args.keys, scratch.values.data() + int64_t{h} * dim);
       }
     }
     scratch.scores.resize(static_cast<size_t>(visible));
@@ -135,10 +135,10 @@ void CpuOps::SelectedAttention(const Context& context, const StepInputs& inputs,
     const AttentionSpan& span = spans[static_cast<size_t>(span_of[row])];
     const int32_t* chosen = args.selected->entries + (args.first_row + row) * args.selected->stride;
     std::vector<std::byte>& buffer = ScratchOfRow().entries;
-    if (cache.code_bytes > 0) buffer.resize(static_cast<size_t>(most) * entry_bytes);
+    if (HoldsCodes(cache)) buffer.resize(static_cast<size_t>(most) * entry_bytes);
     for (int32_t i = 0; i < counts[row]; ++i) {
       std::byte* decoded = nullptr;  // entries that are not codes are read where they are
-      if (cache.code_bytes > 0) decoded = buffer.data() + static_cast<size_t>(i) * entry_bytes;
+      if (HoldsCodes(cache)) decoded = buffer.data() + static_cast<size_t>(i) * entry_bytes;
       entries[i] = LoadEntry(cache, EntrySlot(cache, span.block_table, chosen[i]), decoded);
     }
     return int64_t{counts[row]};

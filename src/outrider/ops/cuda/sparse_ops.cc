@@ -21,8 +21,11 @@ constexpr int kMostCallRows = 4096;
 /// Rounded up to whole 16 bytes of 4-byte numbers.
 int64_t WholeVectors(int64_t count) { return (count + 3) / 4 * 4; }
 
-bool HoldsBf16(const LayerCache& cache, int width) {
-  return cache.dtype == DType::kBF16 && cache.code_bytes == 0 && cache.width == width;
+/// Whether keys are codes with scales; else they are bf16.
+bool HoldsScaledKeys(const LayerCache& keys) {
+  OUTRIDER_CHECK(keys.width == kIndexDim && keys.code_bytes == 0 &&
+                 keys.dtype == (keys.has_scales ? DType::kF8E4M3 : DType::kBF16));
+  return keys.has_scales;
 }
 
 /// Rows whose scores take so many bytes at most.
@@ -35,7 +38,7 @@ int ScoreRows(int64_t bytes, int64_t scores_stride) {
 
 void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& inputs,
                              const IndexKeyArgs& args) const {
-  OUTRIDER_CHECK(HoldsBf16(args.cache, kIndexDim));
+  const bool codes = HoldsScaledKeys(args.cache);
   if (args.keys.rows == 0) return;
   const Rotary& rotary = args.rotary;
   OUTRIDER_CHECK(Fits(args.keys, DType::kF32) && args.keys.cols == kIndexDim);
@@ -53,6 +56,7 @@ void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& input
   params.interleaved = rotary.interleaved;
   params.slots = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
+  params.codes = codes;
   params.block_stride = BlockBytes(args.cache);
   params.block_size = args.cache.block_size;
   CheckCuda(outrider::cuda::WriteIndexKeys(params, stream_), "index keys");
@@ -96,7 +100,7 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0 &&
                  requests.num_rows == rows);
   if (rows == 0) return {};
-  OUTRIDER_CHECK(HoldsBf16(args.keys, kIndexDim));
+  const bool codes = HoldsScaledKeys(args.keys);
   OUTRIDER_CHECK(Fits(args.q, DType::kBF16) && args.q.stride == args.q.cols &&
                  args.q.cols == int64_t{args.heads} * kIndexDim);
   OUTRIDER_CHECK(Fits(args.weights, DType::kF32) && args.weights.cols == args.heads);
@@ -119,7 +123,22 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   scores.q = args.q.data;
   scores.weights = static_cast<const float*>(args.weights.data);
   scores.weights_stride = args.weights.stride;
+  if (scored && codes) {
+    IndexQueriesParams queries;
+    queries.num_rows = rows;
+    queries.heads = args.heads;
+    queries.q = args.q.data;
+    queries.weights = scores.weights;
+    queries.weights_stride = scores.weights_stride;
+    queries.codes = context.arena.Take<std::byte>(args.q.rows * args.q.cols);
+    queries.scaled = context.arena.Take<float>(args.q.rows * args.heads);
+    CheckCuda(RoundIndexQueries(queries, stream_), "rounding of index queries");
+    scores.q = queries.codes;
+    scores.weights = queries.scaled;
+    scores.weights_stride = args.heads;
+  }
   scores.keys = PagesOf(args.keys, requests);
+  scores.codes = codes;
   if (scored) scores.scores = context.arena.Take<float>(std::min(rows, score_rows) * scores_stride);
   scores.scores_stride = scores_stride;
   ChooseEntriesParams choice;
@@ -164,7 +183,9 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   OUTRIDER_CHECK(selected_rows_ != nullptr &&
                  args.selected->counts == selected_rows_->rows.counts &&
                  args.first_row + rows <= selected_rows_->max_rows);
-  OUTRIDER_CHECK(HoldsBf16(args.entries, kMlaKeyDim));
+  const bool codes = args.entries.dtype == DType::kF8E4M3;
+  OUTRIDER_CHECK(args.entries.width == kMlaKeyDim && args.entries.code_bytes == 0 &&
+                 !args.entries.has_scales && (codes || args.entries.dtype == DType::kBF16));
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kMlaKeyDim &&
                  args.out.cols == int64_t{args.heads} * kMlaValueDim && args.out.rows == rows);
   const Scratch::Frame frame(context.arena);
@@ -180,6 +201,7 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.lists = args.selected->entries;
   params.lists_stride = args.selected->stride;
   params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+  params.entry_type = codes ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
   params.softmax_scale = args.softmax_scale;
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(int64_t{rows} * args.heads);

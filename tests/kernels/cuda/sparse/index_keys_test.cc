@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -26,6 +30,27 @@ constexpr int kBlockSize = 16;
 constexpr int kBlocks = 5;
 constexpr int kGap = 24;  // numbers of something else behind a block
 constexpr float kEpsilon = 1e-6F;
+
+/// Codes and their scale beside the numbers [128] that they are to be, before their transform.
+void ExpectCodes(const uint8_t* codes, float scale, const std::vector<double>& numbers,
+                 const std::string& where) {
+  std::vector<double> wanted(kDim);
+  double most = 1e-4F;
+  for (unsigned i = 0; i < kDim; ++i) {
+    for (unsigned j = 0; j < kDim; ++j) {
+      wanted[i] += (std::popcount(i & j) % 2 == 0 ? 1 : -1) * numbers[j] / std::sqrt(128.0);
+    }
+    most = std::max(most, std::abs(wanted[i]));
+  }
+  ASSERT_EQ(std::bit_cast<uint32_t>(scale) & 0x807FFFFF, 0U) << where << ": no power of two";
+  ASSERT_LE(most / scale, 448 * 1.0001) << where;
+  ASSERT_GE(most / scale, 224 / 1.0001) << where;
+  for (size_t i = 0; i < kDim; ++i) {
+    // To the nearest number with four bits, or multiple of 2^-9.
+    const double step = std::max(std::abs(wanted[i]) / 16, scale * 0x1p-10) + 1e-5 * most;
+    ASSERT_NEAR(Float8E4M3ToFloat(codes[i]) * scale, wanted[i], step) << where << ", number " << i;
+  }
+}
 
 /// Keys of rows whose slots are in random order, the first and the fifth without one.
 class IndexKeysTest : public HopperTest<::testing::TestWithParam<bool>> {
@@ -50,8 +75,9 @@ class IndexKeysTest : public HopperTest<::testing::TestWithParam<bool>> {
     slots_[0] = slots_[4] = -1;
   }
 
-  /// The cache after rows first .. first + rows - 1; NaN where nothing was written.
-  std::vector<uint16_t> Run(int first, int rows) const {
+  /// The cache after rows first .. first + rows - 1; NaN where nothing was written. With `codes`
+  /// blocks are of kCodeBlockBytes.
+  std::vector<uint16_t> Run(int first, int rows, bool codes = false) const {
     const auto part = [&](const auto& values, int64_t width) {
       return DeviceArray(
           std::vector(values.begin() + first * width, values.begin() + (first + rows) * width));
@@ -75,11 +101,22 @@ class IndexKeysTest : public HopperTest<::testing::TestWithParam<bool>> {
     params.interleaved = GetParam();
     params.slots = slots.data();
     params.cache = cache.data();
-    params.block_stride = kBlockNumbers * 2;
+    params.codes = codes;
+    params.block_stride = codes ? kCodeBlockBytes : kBlockNumbers * 2;
     params.block_size = kBlockSize;
     CudaOk(WriteIndexKeys(params, nullptr), "WriteIndexKeys");
     CudaOk(cudaDeviceSynchronize(), "run");
     return cache.Download();
+  }
+
+  static constexpr int64_t kCodeBlockBytes = kBlockSize * (kDim + 4) + 48;
+
+  /// Bytes before a slot's codes, and before its scale.
+  static int64_t CodesAt(int64_t slot) {
+    return slot / kBlockSize * kCodeBlockBytes + slot % kBlockSize * kDim;
+  }
+  static int64_t ScaleAt(int64_t slot) {
+    return slot / kBlockSize * kCodeBlockBytes + kBlockSize * kDim + slot % kBlockSize * 4;
   }
 
   static int64_t At(int64_t slot) {
@@ -149,9 +186,96 @@ TEST_P(IndexKeysTest, ARowsBitsAreItsOwn) {
   }
 }
 
+TEST_P(IndexKeysTest, CodesMatchDoublePrecisionAndTouchNothingElse) {
+  const std::vector<uint16_t> cache = Run(0, kRows, true);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(cache.data());
+  std::vector<bool> written(cache.size() * 2);
+  for (int row = 0; row < kRows; ++row) {
+    const int64_t slot = slots_[row];
+    if (slot < 0) continue;
+    float scale;
+    std::memcpy(&scale, bytes + ScaleAt(slot), sizeof(scale));
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectCodes(bytes + CodesAt(slot), scale, Wanted(row), "row " + std::to_string(row)));
+    std::fill_n(written.begin() + CodesAt(slot), kDim, true);
+    std::fill_n(written.begin() + ScaleAt(slot), sizeof(scale), true);
+  }
+  for (size_t i = 0; i < written.size(); ++i) {
+    ASSERT_TRUE(written[i] || bytes[i] == 0xFF) << "byte " << i << " of the cache";
+  }
+}
+
+TEST_P(IndexKeysTest, ARowsCodesAreItsOwn) {
+  const std::vector<uint16_t> all = Run(0, kRows, true);
+  const auto* const of_all = reinterpret_cast<const uint8_t*>(all.data());
+  for (const int rows : {1, 3, 4, 9}) {
+    for (const int first : {0, 5, kRows - rows}) {
+      const std::vector<uint16_t> some = Run(first, rows, true);
+      const auto* const of_some = reinterpret_cast<const uint8_t*>(some.data());
+      for (int row = first; row < first + rows; ++row) {
+        const int64_t slot = slots_[row];
+        if (slot < 0) continue;
+        ASSERT_TRUE(std::equal(of_some + CodesAt(slot), of_some + CodesAt(slot) + kDim,
+                               of_all + CodesAt(slot)) &&
+                    std::equal(of_some + ScaleAt(slot), of_some + ScaleAt(slot) + 4,
+                               of_all + ScaleAt(slot)))
+            << "row " << row << " of " << rows << " from " << first;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Hopper, IndexKeysTest, ::testing::Bool(), [](const auto& test) {
   return std::string(test.param ? "interleaved" : "halves");
 });
+
+class IndexQueriesTest : public HopperTest<> {};
+
+TEST_F(IndexQueriesTest, AreRoundedByHead) {
+  constexpr int kHeads = 3;
+  constexpr int kQueryRows = 7;
+  constexpr int kWeightsStride = 8;
+  std::mt19937 random(9);
+  std::vector<uint16_t> q;
+  for (int i = 0; i < kQueryRows * kHeads; ++i) {
+    // Of very different sizes; one is 0.
+    const float size = i == 4 ? 0.0F : std::exp2(static_cast<float>(i) - 12);
+    const std::vector<uint16_t> head = NormalBf16(random, kDim, size);
+    q.insert(q.end(), head.begin(), head.end());
+  }
+  const std::vector<float> weights = NormalFloats(random, kQueryRows * kWeightsStride);
+  const DeviceArray<uint16_t> d_q(q);
+  const DeviceArray<float> d_weights(weights);
+  const auto run = [&](int first, int rows) {
+    const DeviceArray<uint8_t> codes(size_t{1} * rows * kHeads * kDim);
+    const DeviceArray<float> scaled(size_t{1} * rows * kHeads);
+    CudaOk(RoundIndexQueries({.num_rows = rows,
+                              .heads = kHeads,
+                              .q = d_q.data() + first * kHeads * kDim,
+                              .weights = d_weights.data() + first * kWeightsStride,
+                              .weights_stride = kWeightsStride,
+                              .codes = codes.data(),
+                              .scaled = scaled.data()},
+                             nullptr),
+           "RoundIndexQueries");
+    CudaOk(cudaDeviceSynchronize(), "run");
+    return std::pair(codes.Download(), scaled.Download());
+  };
+  const auto [codes, scaled] = run(0, kQueryRows);
+  for (int i = 0; i < kQueryRows * kHeads; ++i) {
+    const std::vector<float> head = ToFloats(std::span(q).subspan(size_t{1} * i * kDim, kDim));
+    const float weight = weights[i / kHeads * kWeightsStride + i % kHeads];
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectCodes(&codes[size_t{1} * i * kDim], i == 4 ? 0x1p-22F : scaled[i] / weight,
+                    std::vector<double>(head.begin(), head.end()), "head " + std::to_string(i)));
+  }
+  for (int row = 0; row < kQueryRows; ++row) {
+    const auto [of_row, scaled_of_row] = run(row, 1);
+    ASSERT_TRUE(std::equal(of_row.begin(), of_row.end(), codes.begin() + row * kHeads * kDim));
+    ASSERT_TRUE(
+        std::equal(scaled_of_row.begin(), scaled_of_row.end(), scaled.begin() + row * kHeads));
+  }
+}
 
 TEST(IndexKeysCases, RefuseWhatCannotBeWritten) {
   IndexKeysParams params = {.num_rows = 1, .x_stride = 128, .block_stride = 4096, .block_size = 16};
@@ -164,6 +288,10 @@ TEST(IndexKeysCases, RefuseWhatCannotBeWritten) {
   EXPECT_THROW(WriteIndexKeys(params, nullptr), Error);
   params.block_size = 16;
   params.block_stride = 4100;
+  EXPECT_THROW(WriteIndexKeys(params, nullptr), Error);
+  params.block_stride = 4096;
+  params.block_size = 6;
+  params.codes = true;
   EXPECT_THROW(WriteIndexKeys(params, nullptr), Error);
 }
 

@@ -18,6 +18,7 @@ namespace {
 struct ScoresShape {
   int heads;
   int ratio;
+  bool codes = false;  // queries and keys are e4m3, keys with a scale each
 };
 
 /// How a step is run.
@@ -39,14 +40,27 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
   void SetUp() override {
     HopperTest::SetUp();
     if (IsSkipped()) return;
-    const auto [heads, ratio] = GetParam();
+    const auto [heads, ratio, codes] = GetParam();
     std::vector<int> counts;
     for (const int length : kLengths) {
       counts.push_back(length / ratio);
       q_.push_back(NormalBf16(random_, size_t{kQueries} * heads * kIndexDim));
       weights_.push_back(NormalFloats(random_, size_t{kQueries} * heads));
     }
-    keys_ = std::make_unique<SparseEntries>(random_, counts, kIndexDim, 1.0F);
+    keys_ = std::make_unique<SparseEntries>(random_, counts, kIndexDim, codes ? 40.0F : 1.0F);
+    for (const int count : counts) {
+      std::vector<float>& of_request = scales_.emplace_back();
+      for (int i = 0; i < count; ++i) {
+        of_request.push_back(codes ? std::exp2(static_cast<float>(random_() % 9) - 8) : 1.0F);
+      }
+    }
+    if (!codes) return;
+    keys_->RoundToCodes();
+    for (std::vector<uint16_t>& q : q_) {
+      for (uint16_t& value : q) {
+        value = ToBFloat16(Float8E4M3ToFloat(ToFloat8E4M3(40 * Bf16ToFloat(value)))).bits;
+      }
+    }
   }
 
   std::vector<Window> AllWindows(int rows) const {
@@ -64,7 +78,7 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
   }
 
   RowScores Run(const std::vector<Window>& windows, const ScoresRun& run) {
-    const auto [heads, ratio] = GetParam();
+    const auto [heads, ratio, codes] = GetParam();
     const std::vector<SparseRow> step = RowsOf(windows);
     std::vector<uint16_t> q;
     // Weights as a product leaves them beside something else.
@@ -79,9 +93,17 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
                   weights.begin() + static_cast<int64_t>(i) * weights_stride);
     }
     q.resize(q.size() + size_t(run.padding) * heads * kIndexDim, 0xFFFF);
+    if (codes) {
+      for (size_t i = 0; i < q.size() / 2; ++i) {
+        q[i] = static_cast<uint16_t>(ToFloat8E4M3(Bf16ToFloat(q[2 * i])) |
+                                     ToFloat8E4M3(Bf16ToFloat(q[2 * i + 1])) << 8);
+      }
+      q.resize(q.size() / 2);
+    }
     const DeviceArray<uint16_t> d_q(q);
     const DeviceArray<float> d_weights(weights);
-    const DevicePages pages(random_, *keys_, windows, run.page_size, run.gap);
+    DevicePages pages(random_, codes ? keys_->AsCodes() : *keys_, windows, run.page_size, run.gap);
+    if (codes) pages.AddScales(windows, scales_);
     const DeviceRows rows(
         windows,
         {.ratio = ratio, .top_k = kTopK, .index_heads = heads, .score_rows = run.score_rows},
@@ -96,6 +118,7 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
     params.weights = d_weights.data();
     params.weights_stride = weights_stride;
     params.keys = pages.pages();
+    params.codes = codes;
     params.scores_stride = stride;
     const auto launch = [&](cudaStream_t stream) {
       rows.Plan(stream);
@@ -148,10 +171,11 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
   std::vector<std::vector<uint16_t>> q_;     // [kQueries, heads, 128]
   std::vector<std::vector<float>> weights_;  // [kQueries, heads]
   std::unique_ptr<SparseEntries> keys_;
+  std::vector<std::vector<float>> scales_;  // of keys
 };
 
 TEST_P(IndexScoresTest, MatchDoublePrecision) {
-  const auto [heads, ratio] = GetParam();
+  const auto [heads, ratio, codes] = GetParam();
   const RowScores scores = Run(AllWindows(7), {});
   ASSERT_FALSE(scores.empty());
   for (const auto& [row, of_row] : scores) {
@@ -166,8 +190,8 @@ TEST_P(IndexScoresTest, MatchDoublePrecision) {
         double dot = 0;
         double dot_size = 0;
         for (int d = 0; d < kIndexDim; ++d) {
-          const double term =
-              static_cast<double>(q[(at * heads + h) * kIndexDim + d]) * keys[j * kIndexDim + d];
+          const double term = static_cast<double>(q[(at * heads + h) * kIndexDim + d]) *
+                              keys[j * kIndexDim + d] * scales_[r][j];
           dot += term;
           dot_size += std::abs(term);
         }
@@ -175,8 +199,9 @@ TEST_P(IndexScoresTest, MatchDoublePrecision) {
         sum += std::max(dot, 0.0) * weight;
         size += dot_size * std::abs(weight);
       }
-      // Tensor cores keep 13 bits below the largest of the products that they add at once.
-      ASSERT_NEAR(of_row[j], sum, size * 0x1p-18)
+      // Tensor cores keep 13 bits of codes' products below the largest of those that they add at
+      // once, and more of others.
+      ASSERT_NEAR(of_row[j], sum, size * (codes ? 0x1p-9 : 0x1p-18))
           << "request " << row.first << ", position " << row.second << ", key " << j;
     }
   }
@@ -206,10 +231,13 @@ TEST_P(IndexScoresTest, SmallForTheSanitizers) {
 INSTANTIATE_TEST_SUITE_P(Hopper, IndexScoresTest,
                          ::testing::Values(ScoresShape{64, 1}, ScoresShape{32, 1},
                                            ScoresShape{64, 4}, ScoresShape{16, 1},
-                                           ScoresShape{8, 1}),
+                                           ScoresShape{8, 1}, ScoresShape{64, 1, true},
+                                           ScoresShape{32, 1, true}, ScoresShape{16, 4, true},
+                                           ScoresShape{8, 1, true}),
                          [](const ::testing::TestParamInfo<ScoresShape>& shape) {
                            return "heads" + std::to_string(shape.param.heads) + "ratio" +
-                                  std::to_string(shape.param.ratio);
+                                  std::to_string(shape.param.ratio) +
+                                  (shape.param.codes ? "codes" : "");
                          });
 
 class SparseRowsTest : public HopperTest<> {};

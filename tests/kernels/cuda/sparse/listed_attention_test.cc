@@ -21,8 +21,9 @@ struct ListedRun {
   int page_size = 64;
   int gap = 0;
   int padding = 0;
-  int chunk = 4096;  // rows of a call
-  int replays = 0;   // of a graph; 0: launched
+  int chunk = 4096;    // rows of a call
+  int replays = 0;     // of a graph; 0: launched
+  bool codes = false;  // entries are e4m3; their numbers must have been rounded to them
 };
 
 struct ListedRow {
@@ -65,6 +66,18 @@ class ListedWorld {
     sink_ = NormalFloats(random_, static_cast<size_t>(heads), 2.0F);
   }
 
+  void RoundToCodes() { entries_.RoundToCodes(); }
+  /// Number i of entry j is that of code i + j, one after another but for the codes of NaN.
+  void FillWithCodes() {
+    for (size_t r = 0; r < lengths_.size(); ++r) {
+      std::vector<uint16_t>& values = entries_.of(static_cast<int>(r));
+      for (size_t i = 0; i < values.size(); ++i) {
+        const auto code = static_cast<uint8_t>(i / kKey + i % kKey);
+        values[i] = (code & 0x7F) == 0x7F ? 0 : ToBFloat16(Float8E4M3ToFloat(code)).bits;
+      }
+    }
+  }
+
   std::vector<Window> AllWindows(int rows) const {
     std::vector<Window> windows;
     for (size_t r = 0; r < lengths_.size(); ++r) {
@@ -88,7 +101,8 @@ class ListedWorld {
     const DeviceArray<uint16_t> d_q(q);
     const DeviceArray<int32_t> d_lists(lists);
     const DeviceArray<float> d_sink(sink_);
-    const DevicePages pages(random_, entries_, windows, run.page_size, run.gap);
+    const DevicePages pages(random_, run.codes ? entries_.AsCodes() : entries_, windows,
+                            run.page_size, run.gap);
     const DeviceRows rows(windows, {.top_k = top_k_, .index_heads = 64}, run.padding);
     const DeviceArray<uint16_t> output(all_rows * heads_ * kValue);
     const DeviceArray<float> lse(all_rows * heads_);
@@ -103,6 +117,7 @@ class ListedWorld {
     params.lists = d_lists.data();
     params.lists_stride = stride;
     params.entries = pages.pages();
+    params.entry_type = run.codes ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
     params.softmax_scale = kScale;
     if (sink) params.sink = d_sink.data();
     const auto launch = [&](cudaStream_t stream) {
@@ -223,6 +238,44 @@ TEST_P(ListedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
   ListedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
 }
 
+// The bits of bf16 entries with the same numbers, so that codes have all that those have.
+TEST_P(ListedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
+  const int heads = GetParam();
+  ListedWorld world(heads, 2048, {2, 64, 65, 256, 258, 513, 2047, 2050, 3000, 5000}, 33, 53, 2.0F);
+  world.RoundToCodes();
+  const ListedRows all = world.Run(world.AllWindows(33), {});
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
+  world.ExpectReference(world.Run(world.AllWindows(2), {.codes = true}, true), true);
+  for (int rows = 1; rows <= 32; rows += rows < 8 ? 1 : 8) {
+    ListedWorld::ExpectParts(
+        world.Run(world.AllWindows(rows), {.padding = rows % 3, .codes = true}), all, "windows");
+  }
+  for (const int page : {1, 8, 16, 32, 256}) {
+    ListedWorld::ExpectParts(
+        world.Run(world.AllWindows(3), {.page_size = page, .gap = 160, .codes = true}), all,
+        "pages");
+  }
+  for (const Window& window : world.AllWindows(3)) {
+    ListedWorld::ExpectParts(world.Run({window}, {.codes = true}), all, "alone");
+    ListedWorld::ExpectParts(
+        world.Run({{window.request, window.end - 1, window.end}}, {.codes = true}), all, "one row");
+  }
+  ListedWorld::ExpectParts(
+      world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64, .codes = true}), all, "chunks");
+  for (int i = 1; i <= 10; ++i) {
+    ListedWorld::ExpectParts(world.Run(world.AllWindows(3 * i), {.replays = 20, .codes = true}),
+                             all, "graph");
+  }
+}
+
+/// Every code that is a number, at every place of an entry.
+TEST_P(ListedAttentionTest, EveryCodeIsItsNumber) {
+  ListedWorld world(GetParam(), 512, {600, 512}, 2, 59);
+  world.FillWithCodes();
+  const ListedRows all = world.Run(world.AllWindows(2), {});
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(2), {.codes = true}), all, "codes");
+}
+
 INSTANTIATE_TEST_SUITE_P(Hopper, ListedAttentionTest, ::testing::Values(128, 64, 16, 5),
                          [](const ::testing::TestParamInfo<int>& heads) {
                            return "heads" + std::to_string(heads.param);
@@ -254,6 +307,14 @@ TEST_F(ListedAttentionCases, SmallForTheSanitizers) {
   ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 43);
   const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1});
   ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
+}
+
+TEST_F(ListedAttentionCases, SmallOfCodesForTheSanitizers) {
+  ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 47);
+  world.RoundToCodes();
+  const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1, .codes = true});
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16, .codes = true}), all,
+                           "one row");
 }
 
 TEST_F(ListedAttentionCases, RefusesWhatItCannotRun) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "outrider/base/dtype.h"
 #include "outrider/kernels/cuda/sparse/paged_entries.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "tests/kernels/cuda/cpu_reference.h"
@@ -54,6 +56,29 @@ class SparseEntries {
   std::vector<float> Floats(int request) const { return ToFloats(of(request)); }
   std::vector<uint16_t>& of(int request) { return values_[static_cast<size_t>(request)]; }
 
+  /// Rounds all numbers to such as e4m3 codes stand for.
+  void RoundToCodes() {
+    for (std::vector<uint16_t>& values : values_) {
+      for (uint16_t& value : values) {
+        value = ToBFloat16(Float8E4M3ToFloat(ToFloat8E4M3(Bf16ToFloat(value)))).bits;
+      }
+    }
+  }
+  /// The same entries as e4m3 codes, two of them in what counts as a number.
+  SparseEntries AsCodes() const {
+    SparseEntries codes(*this);
+    codes.width_ = width_ / 2;
+    for (std::vector<uint16_t>& values : codes.values_) {
+      for (size_t i = 0; i < values.size() / 2; ++i) {
+        const uint8_t low = ToFloat8E4M3(Bf16ToFloat(values[2 * i]));
+        const uint8_t high = ToFloat8E4M3(Bf16ToFloat(values[2 * i + 1]));
+        values[i] = static_cast<uint16_t>(low | high << 8);
+      }
+      values.resize(values.size() / 2);
+    }
+    return codes;
+  }
+
  private:
   int width_;
   std::vector<std::vector<uint16_t>> values_;
@@ -98,12 +123,41 @@ class DevicePages {
     pages_.num_pages = pages;
     pages_.page_size = page_size;
     pages_.page_stride = stride * 2;
+    scale_free_bytes_ = int64_t{page_size} * entries.width() * 2;
     pages_.block_table = table_.data();
     pages_.block_table_stride = table_stride_;
   }
   const PagedEntries& pages() const { return pages_; }
 
+  /// Lays the entries' scales behind those of each page: `scales` [request][entry].
+  void AddScales(const std::vector<Window>& windows,
+                 const std::vector<std::vector<float>>& scales) {
+    const std::vector<uint16_t> old = memory_.Download();
+    const std::vector<int> table = table_.Download();
+    const int64_t bytes = pages_.page_stride + int64_t{pages_.page_size} * 4 + kScaleGap;
+    std::vector<uint16_t> memory(static_cast<size_t>(bytes / 2 * pages_.num_pages), 0xFFFF);
+    const int64_t codes = scale_free_bytes_;
+    for (int page = 0; page < pages_.num_pages; ++page) {
+      std::copy_n(old.begin() + page * pages_.page_stride / 2, codes / 2,
+                  memory.begin() + page * bytes / 2);
+    }
+    for (size_t w = 0; w < windows.size(); ++w) {
+      const std::vector<float>& of = scales[static_cast<size_t>(windows[w].request)];
+      for (size_t i = 0; i < of.size(); ++i) {
+        const int64_t page = table[w * table_stride_ + i / pages_.page_size];
+        std::memcpy(reinterpret_cast<std::byte*>(memory.data()) + page * bytes + codes +
+                        i % pages_.page_size * 4,
+                    &of[i], sizeof(float));
+      }
+    }
+    memory_ = DeviceArray<uint16_t>(memory);
+    pages_.data = memory_.data();
+    pages_.page_stride = bytes;
+  }
+
  private:
+  static constexpr int64_t kScaleGap = 32;  // bytes of something else behind a page's scales
+  int64_t scale_free_bytes_ = 0;            // of a page's entries
   int table_stride_ = 1;
   DeviceArray<uint16_t> memory_;
   DeviceArray<int> table_;

@@ -66,6 +66,7 @@ struct RotatedResults {
 
 struct WindowForm {
   using Arguments = WindowArguments;
+  static constexpr bool kCodes = false;
   static constexpr int kWidth = kCompressedDim;
   static constexpr uint32_t kEntryUnits = kWidth * 2 / kWindowOffsetUnit;
   static constexpr int kOfWindow = 1 << 30;         // of a key's number

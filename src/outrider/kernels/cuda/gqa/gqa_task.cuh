@@ -7,6 +7,7 @@
 
 #include "outrider/kernels/cuda/gqa/gqa_results.cuh"
 #include "outrider/kernels/cuda/hopper/wgmma_m64n128.cuh"
+#include "outrider/kernels/cuda/hopper/widen_codes.cuh"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_tile.cuh"
 
 namespace outrider::cuda {
@@ -26,17 +27,6 @@ __device__ __forceinline__ void LoadGqaQueries(const GqaKernelArguments& args, c
     *reinterpret_cast<uint4*>(place + chunk / 8 * kGqaHalfBytes + row * 128 +
                               ((chunk % 8) ^ (row % 8)) * 16) = values;
   }
-}
-
-/// Four e4m3 codes as bf16, in order. Their bits as those of a bf16 are the value times 2^-120.
-__device__ __forceinline__ uint2 WidenFourCodes(uint32_t codes) {
-  constexpr uint32_t kFactor = 0x7B807B80;  // 2^120 twice
-  const uint32_t low_codes = codes << 8;
-  uint32_t odd = (codes >> 4 & 0x07F007F0) | (codes & 0x80008000);
-  uint32_t even = (low_codes >> 4 & 0x07F007F0) | (low_codes & 0x80008000);
-  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(odd) : "r"(kFactor));
-  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(even) : "r"(kFactor));
-  return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
 }
 
 /// Widens a tile of codes. Thread `thread` of `threads`; eight lanes take half of two rows, chosen

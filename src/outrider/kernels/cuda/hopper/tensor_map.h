@@ -22,16 +22,29 @@ inline EncodeFunction Encoder() {
   return function;
 }
 
-/// A tensor of bf16 in four dimensions, the first of 64 columns that lie together. L2 asks memory
-/// for 128 bytes at a time: with 256, every other row of 1152 bytes brings what is not wanted yet.
-inline bool EncodeBf16Map(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
-                          const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
+/// A tensor in four dimensions, the first of 128 bytes that lie together. L2 asks memory for 128
+/// bytes at a time: with 256, every other row of 1152 bytes brings what is not wanted yet.
+inline bool EncodeSwizzledMap(CUtensorMap* map, CUtensorMapDataType type, const void* data,
+                              const cuuint64_t (&sizes)[4], const cuuint64_t (&strides)[3],
+                              const cuuint32_t (&box)[4]) {
   if (Encoder() == nullptr) return false;
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes,
-                   strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+  return Encoder()(map, type, 4, const_cast<void*>(data), sizes, strides, box, element_strides,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Of bf16, the first dimension of 64.
+inline bool EncodeBf16Map(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
+                          const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
+  return EncodeSwizzledMap(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes, strides, box);
+}
+
+/// Of bytes, the first dimension of 128.
+inline bool EncodeByteMap(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
+                          const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
+  return EncodeSwizzledMap(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, sizes, strides, box);
 }
 
 }  // namespace outrider::cuda

@@ -81,6 +81,17 @@ OUTRIDER_WGMMA(128, 64, 64, 65, 66, 67, 68, 69);
 OUTRIDER_WGMMA(192, 96, 96, 97, 98, 99, 100, 101);
 OUTRIDER_WGMMA(256, 128, 128, 129, 130, 131, 132, 133);
 
+/// m64n128k32 of e4m3 operands, as WgmmaKMajor<128>. The tensor cores keep 13 bits below the
+/// largest of the products that they add at once.
+__device__ __forceinline__ void WgmmaE4m3M64N128(float (&d)[64], uint64_t a, uint64_t b,
+                                                 int scale_d) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128"
+      "k32.f32.e4m3.e4m3 {" OUTRIDER_D64 "}, %64, %65, p, 1, 1;\n}\n"
+      : OUTRIDER_R64(0)
+      : "l"(a), "l"(b), "r"(scale_d));
+}
+
 #undef OUTRIDER_WGMMA
 #undef OUTRIDER_D4
 #undef OUTRIDER_D8

@@ -17,6 +17,15 @@ __global__ void __launch_bounds__(kIndexKeysThreads)
   if (row < params.num_rows) WriteIndexKey(params, row);
 }
 
+__global__ void __launch_bounds__(kIndexKeysThreads)
+    RoundIndexQueriesKernel(const IndexQueriesParams params) {
+  LaunchDependents();
+  WaitForPriorGrid();
+  const int64_t head =
+      static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + static_cast<int>(threadIdx.x) / 32;
+  if (head < static_cast<int64_t>(params.num_rows) * params.heads) RoundIndexQuery(params, head);
+}
+
 }  // namespace
 
 cudaError_t WriteIndexKeys(const IndexKeysParams& params, cudaStream_t stream) {
@@ -31,9 +40,25 @@ cudaError_t WriteIndexKeys(const IndexKeysParams& params, cudaStream_t stream) {
     RefuseArgument("WriteIndexKeys: blocks of ", params.block_size, " keys, ", params.block_stride,
                    " bytes apart: the size must be positive, the distance a multiple of 16");
   }
+  if (params.codes && params.block_size % 4 != 0) {
+    RefuseArgument("WriteIndexKeys: blocks of ", params.block_size,
+                   " keys in 8 bits: they must be a multiple of 4");
+  }
   if (params.num_rows == 0) return cudaSuccess;
   const int blocks = (params.num_rows + kRowsPerBlock - 1) / kRowsPerBlock;
   return LaunchDependent(WriteIndexKeysKernel, dim3(blocks), dim3(kIndexKeysThreads), 0, stream,
+                         params);
+}
+
+cudaError_t RoundIndexQueries(const IndexQueriesParams& params, cudaStream_t stream) {
+  if (params.num_rows < 0 || params.heads < 1 || params.weights_stride < params.heads) {
+    RefuseArgument("RoundIndexQueries: ", params.num_rows, " rows of ", params.heads,
+                   " heads, weights ", params.weights_stride, " apart");
+  }
+  if (params.num_rows == 0) return cudaSuccess;
+  const int64_t heads = static_cast<int64_t>(params.num_rows) * params.heads;
+  const auto blocks = static_cast<unsigned>((heads + kRowsPerBlock - 1) / kRowsPerBlock);
+  return LaunchDependent(RoundIndexQueriesKernel, dim3(blocks), dim3(kIndexKeysThreads), 0, stream,
                          params);
 }
 

@@ -10,12 +10,41 @@
 namespace outrider::cuda {
 namespace {
 
+template <bool kCodes>
 __global__ void __launch_bounds__(kIndexScoreThreads, 1)
     ScoreIndexKeysKernel(const __grid_constant__ ScoreArguments args,
                          const __grid_constant__ ScoreTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t score_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(score_bytes) & 1023) != 0) __trap();
-  ScoreKeys(args, maps, *reinterpret_cast<IndexScoresShared*>(score_bytes));
+  ScoreKeys<kCodes>(args, maps, *reinterpret_cast<IndexScoresShared<kCodes>*>(score_bytes));
+}
+
+template <bool kCodes>
+cudaError_t Launch(const ScoreArguments& args, const ScoreTensorMaps& maps, cudaStream_t stream) {
+  constexpr size_t kBytes = sizeof(IndexScoresShared<kCodes>);
+  static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(ScoreIndexKeysKernel<kCodes>, kBytes);
+  if (allowed != cudaSuccess) return allowed;
+  return LaunchDependent(ScoreIndexKeysKernel<kCodes>, dim3(MlaBlocks()), dim3(kIndexScoreThreads),
+                         kBytes, stream, args, maps);
+}
+
+bool EncodeMaps(const IndexScoresParams& params, ScoreTensorMaps* maps) {
+  const PagedEntries& entries = params.keys;
+  const uint64_t pairs = static_cast<uint64_t>(params.step_rows) * params.heads;
+  const uint64_t column_groups = params.codes ? 1 : 2;
+  const uint64_t columns = kIndexDim / column_groups;
+  const uint64_t row_bytes = 128 * column_groups;
+  const auto encode = params.codes ? EncodeByteMap : EncodeBf16Map;
+  return encode(&maps->q, params.q, {columns, pairs, column_groups, 1},
+                {row_bytes, 128, pairs * row_bytes},
+                {static_cast<uint32_t>(columns), kQueryBoxColumns, 1, 1}) &&
+         encode(&maps->keys, entries.data,
+                {columns, static_cast<uint64_t>(entries.page_size), column_groups,
+                 static_cast<uint64_t>(entries.num_pages)},
+                {row_bytes, 128, static_cast<uint64_t>(entries.page_stride)},
+                {static_cast<uint32_t>(columns),
+                 static_cast<uint32_t>(std::min(entries.page_size, kScoreTileKeys)), 1, 1});
 }
 
 void Check(const IndexScoresParams& params) {
@@ -47,23 +76,10 @@ void Check(const IndexScoresParams& params) {
 cudaError_t ScoreIndexKeys(const IndexScoresParams& params, cudaStream_t stream) {
   Check(params);
   if (params.num_rows == 0) return cudaSuccess;
-  static const cudaError_t allowed = AllowShared(ScoreIndexKeysKernel, sizeof(IndexScoresShared));
-  if (allowed != cudaSuccess) return allowed;
-  static_assert(sizeof(IndexScoresShared) <= 232448, "one block per multiprocessor has 227 KB");
-  const PagedEntries& entries = params.keys;
-  const uint64_t pairs = static_cast<uint64_t>(params.step_rows) * params.heads;
-  constexpr uint64_t kRowBytes = kIndexDim * 2;
   ScoreTensorMaps maps;
-  if (!EncodeBf16Map(&maps.q, params.q, {64, pairs, 2, 1}, {kRowBytes, 128, pairs * kRowBytes},
-                     {64, kQueryBoxColumns, 1, 1}) ||
-      !EncodeBf16Map(&maps.keys, entries.data,
-                     {64, static_cast<uint64_t>(entries.page_size), 2,
-                      static_cast<uint64_t>(entries.num_pages)},
-                     {kRowBytes, 128, static_cast<uint64_t>(entries.page_stride)},
-                     {64, static_cast<uint32_t>(std::min(entries.page_size, 64)), 1, 1})) {
-    return cudaErrorInvalidValue;
-  }
-  ScoreArguments args;
+  if (!EncodeMaps(params, &maps)) return cudaErrorInvalidValue;
+  const PagedEntries& entries = params.keys;
+  ScoreArguments args = {};
   args.first_row = params.first_row;
   args.end_row = params.first_row + params.num_rows;
   args.rows = params.rows;
@@ -75,8 +91,13 @@ cudaError_t ScoreIndexKeys(const IndexScoresParams& params, cudaStream_t stream)
   args.page_shift = std::countr_zero(static_cast<unsigned>(entries.page_size));
   args.scores = params.scores;
   args.scores_stride = params.scores_stride;
-  return LaunchDependent(ScoreIndexKeysKernel, dim3(MlaBlocks()), dim3(kIndexScoreThreads),
-                         sizeof(IndexScoresShared), stream, args, maps);
+  if (params.codes) {
+    args.scales = static_cast<const uint8_t*>(entries.data) +
+                  static_cast<int64_t>(entries.page_size) * kIndexDim;
+    args.page_stride = entries.page_stride;
+    return Launch<true>(args, maps, stream);
+  }
+  return Launch<false>(args, maps, stream);
 }
 
 }  // namespace outrider::cuda

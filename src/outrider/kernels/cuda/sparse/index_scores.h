@@ -17,12 +17,15 @@ struct IndexScoresParams {
   int num_rows = 0;
   int step_rows = 0;  // of the step: what PlanSparseRows took as num_rows
   SparseRows rows = {};
-  int heads = 0;            // that of PlanSparseRows: 8, 16, 32 or 64
-  const void* q = nullptr;  // bf16 [step_rows, heads, 128], 16-byte aligned
+  int heads = 0;  // that of PlanSparseRows: 8, 16, 32 or 64
+  // bf16, or, with `codes`, e4m3 [step_rows, heads, 128], 16-byte aligned
+  const void* q = nullptr;
   // float32 [step_rows, weights_stride], 16-byte aligned; the stride is a multiple of 4
   const float* weights = nullptr;
   int64_t weights_stride = 0;
-  PagedEntries keys = {};  // bf16 [128]
+  // bf16 [128]; with `codes` e4m3 [128] and behind a page's codes their scales, float32 [page_size]
+  PagedEntries keys = {};
+  bool codes = false;
   // float32 [num_rows, scores_stride]: row r of the step at scores + (r - first_row) *
   // scores_stride
   float* scores = nullptr;
@@ -30,7 +33,8 @@ struct IndexScoresParams {
 };
 
 /// For rows r that see more than the plan's top_k entries, and every entry j that they see:
-///   scores[r, j] = sum over heads h of weights[r, h] * max(q[r, h] . key_j, 0).
+///   scores[r, j] = scale_j * sum over heads h of weights[r, h] * max(q[r, h] . key_j, 0),
+/// where scale_j is 1 without `codes`.
 /// Rows that see fewer may be written or left alone. A product is one chain over the 128 dimensions
 /// on the tensor cores, the sum over heads goes in one order: a score's bits depend on the row's
 /// query and weights and on the key alone. Throws Error for parameters outside the ranges above;

@@ -1,11 +1,15 @@
 // Index scores on Hopper: tiles of 64 keys on wgmma's M against 256 columns (row, head) on N.
 //
+// Operands are bf16, or e4m3 codes with a scale per key, which multiplies its scores at the end;
+// the scales of queries are in the weights.
+//
 // A block takes pieces of work from the step's plan (sparse_rows.h): a tile of rows of one request
 // (4 rows of 64 heads, 8 of 32) and a range of keys. One warp walks ahead: it brings the rows'
 // queries and weights (two buffers) and the keys (a ring of stages) through the copy engine. Two
-// warpgroups with half of the rows each turn a tile's 64 x 128 products into scores: of the columns
-// of one row a thread has a quarter, which it adds in order; then the four lanes that share a key
-// add theirs. So a score's sum has the same order in every place of a tile.
+// warpgroups with half of the rows each, or every other tile where rows are no more than half, turn
+// a tile's 64 x 128 products into scores: of the columns of one row a thread has a quarter, which
+// it adds in order; then the four lanes that share a key add theirs. So a score's sum has the same
+// order in every place of a tile.
 //
 // Rows behind a tile's last and keys behind the last that a row sees are computed from whatever is
 // there and not stored: neither reaches another row's or key's sum.
@@ -17,15 +21,12 @@
 
 namespace outrider::cuda {
 
-inline constexpr int kScoreStages = 5;
 inline constexpr int kScoreTileKeys = 64;
 inline constexpr int kScoreGroups = 2;  // warpgroups
 inline constexpr int kGroupColumns = kIndexColumns / kScoreGroups;
 inline constexpr int kScoreWarps = kScoreGroups * 4;
 inline constexpr int kIndexScoreThreads = kScoreWarps * 32 + 32;
 inline constexpr int kMostTileRows = kIndexColumns / 8;
-inline constexpr uint32_t kKeyTileBytes = kScoreTileKeys * kIndexDim * 2;
-inline constexpr uint32_t kQueryTileBytes = kIndexColumns * kIndexDim * 2;
 inline constexpr int kQueryBoxColumns = 8;  // (row, head) pairs of a copy of queries
 
 struct ScoreArguments {
@@ -38,13 +39,17 @@ struct ScoreArguments {
   const int* block_table;
   int block_table_stride;
   int page_shift;
+  // Of codes: the first page's scales; bytes from page to page.
+  const uint8_t* scales;
+  int64_t page_stride;
   float* scores;
   int64_t scores_stride;
 };
 
 struct ScoreTensorMaps {
-  CUtensorMap q;     // [column groups of 64][(row, head) pairs], box 64 x 8
-  CUtensorMap keys;  // [pages][column groups of 64][entries], box 64 x min(page, 64)
+  // Column groups have 128 bytes: 64 columns of bf16, 128 of codes.
+  CUtensorMap q;     // [column groups][(row, head) pairs], box 128 bytes x 8
+  CUtensorMap keys;  // [pages][column groups][entries], box 128 bytes x min(page, 64)
 };
 
 /// A piece of work. rows 0: there are no more.
@@ -56,9 +61,19 @@ struct ScorePiece {
   int visible[kMostTileRows];
 };
 
+template <bool kCodes>
 struct IndexScoresShared {
-  alignas(1024) uint8_t keys[kScoreStages][kKeyTileBytes];  // [2 column groups][8 row groups][1024]
-  alignas(1024) uint8_t q[2][kQueryTileBytes];              // [2][32 row groups][1024]
+  static constexpr int kScoreStages = kCodes ? 10 : 5;
+  static constexpr int kColumnGroups = kCodes ? 1 : 2;
+  static constexpr uint32_t kKeyGroupBytes = kScoreTileKeys * 128;
+  static constexpr uint32_t kQueryGroupBytes = kIndexColumns * 128;
+  static constexpr uint32_t kScaleBytes = kCodes ? kScoreTileKeys * sizeof(float) : 0;
+  static constexpr uint32_t kStageBytes = kColumnGroups * kKeyGroupBytes + kScaleBytes;
+
+  // [column groups][8 row groups][1024]
+  alignas(1024) uint8_t keys[kScoreStages][kColumnGroups * kKeyGroupBytes];
+  alignas(1024) uint8_t q[2][kColumnGroups * kQueryGroupBytes];  // ...[32 row groups][1024]
+  alignas(16) float scales[kCodes ? kScoreStages : 1][kScoreTileKeys];
   alignas(16) float weights[2][kIndexColumns];
   ScorePiece piece[2];
   uint64_t keys_full[kScoreStages];
@@ -83,10 +98,12 @@ __device__ __forceinline__ int RowOfPiece(const int* prefix, int begin, int end,
 }
 
 /// The warp that brings queries, weights and keys.
+template <bool kCodes>
 class ScoreProducer {
+  using Shared = IndexScoresShared<kCodes>;
+
  public:
-  __device__ ScoreProducer(const ScoreArguments& args, const ScoreTensorMaps& maps,
-                           IndexScoresShared& shared)
+  __device__ ScoreProducer(const ScoreArguments& args, const ScoreTensorMaps& maps, Shared& shared)
       : args_(args), maps_(maps), shared_(shared), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void Run() {
@@ -124,14 +141,15 @@ class ScoreProducer {
     __syncwarp();
     if (ElectOne()) {
       const int columns = rows * args_.heads;
-      BarrierArriveExpect(&shared_.q_full[slot],
-                          static_cast<uint32_t>(columns) * (kIndexDim * 2 + sizeof(float)));
+      BarrierArriveExpect(&shared_.q_full[slot], static_cast<uint32_t>(columns) *
+                                                     (Shared::kColumnGroups * 128 + sizeof(float)));
 #pragma unroll 1
       for (int column = 0; column < columns; column += kQueryBoxColumns) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          TensorLoad4d(shared_.q[slot] + half * (kQueryTileBytes / 2) + column * 128, &maps_.q,
-                       &shared_.q_full[slot], kEvictNormal, 0, row * args_.heads + column, half, 0);
+        for (int group = 0; group < Shared::kColumnGroups; ++group) {
+          TensorLoad4d(shared_.q[slot] + group * Shared::kQueryGroupBytes + column * 128, &maps_.q,
+                       &shared_.q_full[slot], kEvictNormal, 0, row * args_.heads + column, group,
+                       0);
         }
       }
 #pragma unroll 1
@@ -155,19 +173,24 @@ class ScoreProducer {
       if (box % 32 == 0) {
         page = table[min((key + (lane_ << box_shift)) >> args_.page_shift, last_page)];
       }
-      const int stage = stages_ % kScoreStages;
-      BarrierWait(&shared_.keys_empty[stage], (stages_ / kScoreStages & 1) ^ 1);
-      if (lane_ == 0) BarrierArriveExpect(&shared_.keys_full[stage], kKeyTileBytes);
+      const int stage = stages_ % Shared::kScoreStages;
+      BarrierWait(&shared_.keys_empty[stage], (stages_ / Shared::kScoreStages & 1) ^ 1);
+      if (lane_ == 0) BarrierArriveExpect(&shared_.keys_full[stage], Shared::kStageBytes);
       __syncwarp();
       for (int i = 0; i < boxes; ++i, ++box) {
         const int of_box = __shfl_sync(~0u, page, box % 32);
         const int in_page = (key + (i << box_shift)) & ((1 << args_.page_shift) - 1);
         if (ElectOne()) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            TensorLoad4d(shared_.keys[stage] + half * (kKeyTileBytes / 2) + (i << box_shift) * 128,
-                         &maps_.keys, &shared_.keys_full[stage], kEvictNormal, 0, in_page, half,
-                         of_box);
+          for (int group = 0; group < Shared::kColumnGroups; ++group) {
+            TensorLoad4d(
+                shared_.keys[stage] + group * Shared::kKeyGroupBytes + (i << box_shift) * 128,
+                &maps_.keys, &shared_.keys_full[stage], kEvictNormal, 0, in_page, group, of_box);
+          }
+          if constexpr (kCodes) {
+            BulkLoad(&shared_.scales[stage][i << box_shift],
+                     args_.scales + of_box * args_.page_stride + in_page * sizeof(float),
+                     static_cast<uint32_t>(sizeof(float)) << box_shift, &shared_.keys_full[stage]);
           }
         }
         __syncwarp();
@@ -177,7 +200,7 @@ class ScoreProducer {
 
   const ScoreArguments& args_;
   const ScoreTensorMaps& maps_;
-  IndexScoresShared& shared_;
+  Shared& shared_;
   int lane_;
   int piece_keys_ = 0;
   int stages_ = 0;  // filled so far
@@ -185,10 +208,12 @@ class ScoreProducer {
 
 /// Adds up the heads of each row of a warpgroup and stores the scores of a tile of keys.
 /// `products`: of the keys key0 .. key0 + 63 with the group's 128 columns, as wgmma leaves them.
+/// `scales`: of this thread's two keys.
 template <int kHeads>
-__device__ __forceinline__ void StoreScores(const float (&products)[64], const float* weights,
-                                            const ScorePiece& piece, int first_row_of_group,
-                                            int key0, float* scores, int64_t scores_stride) {
+__device__ __forceinline__ void StoreScores(const float (&products)[64], const float (&scales)[2],
+                                            const float* weights, const ScorePiece& piece,
+                                            int first_row_of_group, int key0, float* scores,
+                                            int64_t scores_stride) {
   constexpr int kRows = kGroupColumns / kHeads;
   constexpr int kSteps = kHeads / 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -210,6 +235,7 @@ __device__ __forceinline__ void StoreScores(const float (&products)[64], const f
     for (int h = 0; h < 2; ++h) {
       sums[h] = __fadd_rn(sums[h], __shfl_xor_sync(~0u, sums[h], 1));
       sums[h] = __fadd_rn(sums[h], __shfl_xor_sync(~0u, sums[h], 2));
+      sums[h] = __fmul_rn(sums[h], scales[h]);
     }
     const int row = first_row_of_group + i;
     if (row >= piece.rows) return;
@@ -222,12 +248,35 @@ __device__ __forceinline__ void StoreScores(const float (&products)[64], const f
   }
 }
 
-/// A warpgroup with half of the rows.
-template <int kHeads>
+/// Issues a tile's products with 128 columns, one chain over the 128 dimensions.
+template <bool kCodes>
+__device__ __forceinline__ void MultiplyKeys(uint64_t keys, uint64_t q, float (&products)[64]) {
+  using Shared = IndexScoresShared<kCodes>;
+  PinRegisters(products);
+  WgmmaFence();
+#pragma unroll
+  for (int step = 0; step < 4 * Shared::kColumnGroups; ++step) {
+    const uint64_t a = Advance(keys, step / 4 * Shared::kKeyGroupBytes + step % 4 * 32);
+    const uint64_t b = Advance(q, step / 4 * Shared::kQueryGroupBytes + step % 4 * 32);
+    if constexpr (kCodes) {
+      WgmmaE4m3M64N128(products, a, b, step != 0);
+    } else {
+      WgmmaKMajor<128>::Multiply(products, a, b, step != 0);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  PinRegisters(products);
+}
+
+/// A warpgroup with half of the rows or of the tiles.
+template <bool kCodes, int kHeads>
 __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
-                                              IndexScoresShared& shared) {
+                                              IndexScoresShared<kCodes>& shared) {
+  using Shared = IndexScoresShared<kCodes>;
   constexpr int kRows = kGroupColumns / kHeads;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int key_of_thread = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   float products[64];
   int stages = 0;
   for (int count = 0;; ++count) {
@@ -235,42 +284,42 @@ __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
     BarrierWait(&shared.q_full[slot], count / 2 & 1);
     const ScorePiece& piece = shared.piece[slot];
     if (piece.rows == 0) break;
-    const bool has_rows = group * kRows < piece.rows;
+    const bool shares_rows = piece.rows <= kRows;
+    const int half = shares_rows ? 0 : group;  // of the rows
     float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
     const uint64_t q =
-        MakeDescriptor(SharedAddress(shared.q[slot]) + group * kGroupColumns * 128, 16, 1024);
+        MakeDescriptor(SharedAddress(shared.q[slot]) + half * kGroupColumns * 128, 16, 1024);
+    int turn = 0;
     for (int key = piece.key_begin; key < piece.key_end; key += kScoreTileKeys, ++stages) {
-      const int stage = stages % kScoreStages;
-      BarrierWait(&shared.keys_full[stage], stages / kScoreStages & 1);
-      if (has_rows) {
-        const uint64_t keys = MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024);
-        PinRegisters(products);
-        WgmmaFence();
-#pragma unroll
-        for (int step = 0; step < 8; ++step) {
-          WgmmaKMajor<128>::Multiply(
-              products, Advance(keys, step / 4 * (kKeyTileBytes / 2) + step % 4 * 32),
-              Advance(q, step / 4 * (kQueryTileBytes / 2) + step % 4 * 32), step != 0);
+      const int stage = stages % Shared::kScoreStages;
+      const bool is_own = !shares_rows || turn == group;
+      turn ^= 1;
+      BarrierWait(&shared.keys_full[stage], stages / Shared::kScoreStages & 1);
+      float scales[2] = {1.0f, 1.0f};
+      if (is_own) {
+        MultiplyKeys<kCodes>(MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024), q,
+                             products);
+        if constexpr (kCodes) {
+          scales[0] = shared.scales[stage][key_of_thread];
+          scales[1] = shared.scales[stage][key_of_thread + 8];
         }
-        WgmmaCommit();
-        WgmmaWait<0>();
-        PinRegisters(products);
       }
       BarrierArriveWarp(&shared.keys_empty[stage]);
-      if (has_rows) {
-        StoreScores<kHeads>(products, shared.weights[slot] + group * kGroupColumns, piece,
-                            group * kRows, key, scores, args.scores_stride);
+      if (is_own) {
+        StoreScores<kHeads>(products, scales, shared.weights[slot] + half * kGroupColumns, piece,
+                            half * kRows, key, scores, args.scores_stride);
       }
     }
     BarrierArriveWarp(&shared.q_empty[slot]);
   }
 }
 
+template <bool kCodes>
 __device__ __forceinline__ void ScoreKeys(const ScoreArguments& args, const ScoreTensorMaps& maps,
-                                          IndexScoresShared& shared) {
+                                          IndexScoresShared<kCodes>& shared) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kScoreStages; ++stage) {
+    for (int stage = 0; stage < IndexScoresShared<kCodes>::kScoreStages; ++stage) {
       BarrierInit(&shared.keys_full[stage], 1);
       BarrierInit(&shared.keys_empty[stage], kScoreWarps * kWarpArrivals);
     }
@@ -284,21 +333,21 @@ __device__ __forceinline__ void ScoreKeys(const ScoreArguments& args, const Scor
   LaunchDependents();
   WaitForPriorGrid();
   if (warp == kScoreWarps) {
-    ScoreProducer(args, maps, shared).Run();
+    ScoreProducer<kCodes>(args, maps, shared).Run();
     return;
   }
   switch (args.heads) {
     case 64:
-      ConsumeScores<64>(args, shared);
+      ConsumeScores<kCodes, 64>(args, shared);
       break;
     case 32:
-      ConsumeScores<32>(args, shared);
+      ConsumeScores<kCodes, 32>(args, shared);
       break;
     case 16:
-      ConsumeScores<16>(args, shared);
+      ConsumeScores<kCodes, 16>(args, shared);
       break;
     default:
-      ConsumeScores<8>(args, shared);
+      ConsumeScores<kCodes, 8>(args, shared);
   }
 }
 

@@ -8,16 +8,17 @@
 namespace outrider::cuda {
 namespace {
 
-using LatentShared = ListedShared<LatentForm>;
+template <bool kCodes>
+using LatentShared = ListedShared<LatentForm<kCodes>>;
 
-template <bool kSharedTiles>
+template <bool kCodes, bool kSharedTiles>
 __global__ void __launch_bounds__(kListedThreads, 1)
     AttendListedKernel(const __grid_constant__ ListedArguments args,
                        const __grid_constant__ MlaTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t listed_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
-  AttendListed<LatentForm, kSharedTiles>(args, maps,
-                                         *reinterpret_cast<LatentShared*>(listed_bytes));
+  AttendListed<LatentForm<kCodes>, kSharedTiles>(
+      args, maps, *reinterpret_cast<LatentShared<kCodes>*>(listed_bytes));
 }
 
 bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& limits) {
@@ -29,14 +30,14 @@ bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& lim
          params.softmax_scale > 0.0f;
 }
 
-template <bool kSharedTiles>
+template <bool kCodes, bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
-  static_assert(sizeof(LatentShared) <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed =
-      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(LatentShared));
+  constexpr size_t kBytes = sizeof(LatentShared<kCodes>);
+  static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(AttendListedKernel<kCodes, kSharedTiles>, kBytes);
   if (allowed != cudaSuccess) return allowed;
-  return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kListedThreads),
-                         sizeof(LatentShared), stream, args, maps);
+  return LaunchDependent(AttendListedKernel<kCodes, kSharedTiles>, dim3(MlaBlocks()),
+                         dim3(kListedThreads), kBytes, stream, args, maps);
 }
 
 }  // namespace
@@ -77,7 +78,13 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   MlaTensorMaps maps = {};
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
   if (!EncodeMlaQueryMap(&maps.q, params.q, pairs)) return cudaErrorInvalidValue;
-  return SharedTiles(params) ? Launch<true>(args, maps, stream) : Launch<false>(args, maps, stream);
+  const bool shared_tiles = SharedTiles(params);
+  if (params.entry_type == MlaCacheType::kE4m3) {
+    return shared_tiles ? Launch<true, true>(args, maps, stream)
+                        : Launch<true, false>(args, maps, stream);
+  }
+  return shared_tiles ? Launch<false, true>(args, maps, stream)
+                      : Launch<false, false>(args, maps, stream);
 }
 
 }  // namespace outrider::cuda

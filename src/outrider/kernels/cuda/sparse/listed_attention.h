@@ -8,7 +8,8 @@
 // Row invariance: the list is worked off in tiles of 64 places from place 0, and folded every
 // kListedSplit places (mla_decode_columns.cuh). So a row's bits depend on its query, its list and
 // the entries there alone: not on the other rows, the pages, or how the work was cut. What is in
-// the cache beside the list's entries, be it NaN, is not read.
+// the cache beside the list's entries, be it NaN, is not read. Entries of e4m3 give the bits of
+// bf16 entries with the same numbers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "outrider/kernels/cuda/mla_decode/mla_decode.h"
 #include "outrider/kernels/cuda/sparse/paged_entries.h"
 #include "outrider/kernels/cuda/sparse/sparse_rows.h"
 
@@ -42,8 +44,10 @@ struct ListedAttentionParams {
   const void* q = nullptr;         // bf16 [num_rows, heads, 576], 16-byte aligned
   const int32_t* lists = nullptr;  // [rows of the step, lists_stride], entries in the pages' range
   int64_t lists_stride = 0;
-  // bf16 [576]; pages a multiple of 64 bytes apart, the last at most 256 GiB behind the first
+  // [576] of entry_type; pages a multiple of 64 bytes apart, the last at most 256 GiB behind the
+  // first. e4m3: the numbers as they are, without a scale; the codes of NaN count as +-480
   PagedEntries entries = {};
+  MlaCacheType entry_type = MlaCacheType::kBf16;
   float softmax_scale = 1.0f;   // > 0
   const float* sink = nullptr;  // optional [heads]
   void* output = nullptr;       // bf16 [num_rows, heads, 512], 16-byte aligned

@@ -10,6 +10,7 @@
 // L2.
 #pragma once
 
+#include "outrider/kernels/cuda/sparse/listed_attention_codes.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention_outputs.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention_scores.cuh"
 
@@ -46,7 +47,11 @@ __device__ __forceinline__ void AttendListed(const typename Form::Arguments& arg
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 3) {
     LowerRegisters<24>();
-    GatherEntries(args, shared);
+    if constexpr (Form::kCodes) {
+      GatherCodes(args, shared);
+    } else {
+      GatherEntries(args, shared);
+    }
   } else if (role == 2) {
     LowerRegisters<72>();
     ScoreListed<Form, kSharedTiles>(args, shared, walk);

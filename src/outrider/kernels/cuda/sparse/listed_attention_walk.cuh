@@ -36,14 +36,18 @@ inline constexpr int kListedThreads = kMlaThreads + kGatherThreads;
 inline constexpr uint32_t kNoEntry = ~0u;      // a place behind the list's end
 inline constexpr uint32_t kNoTile = ~0u - 1u;  // at place 0
 
-/// Units of the offsets of latent entries: one of 1152 bytes is 18, a page a whole number of them.
+/// Units of the offsets of latent entries: one of 1152 bytes is 18, one of codes 9, a page a whole
+/// number of them.
 inline constexpr int kOffsetUnit = 64;
 
-/// Entries [latent 512 | rotary 64] of one cache (DeepSeek-V3.2, GLM-5).
+/// Entries [latent 512 | rotary 64] of one cache (DeepSeek-V3.2, GLM-5): bf16, or e4m3 codes, which
+/// are widened when they have been gathered (listed_attention_codes.cuh).
+template <bool kHasCodes>
 struct LatentForm {
   using Arguments = ListedArguments;
+  static constexpr bool kCodes = kHasCodes;
   static constexpr int kWidth = kMlaKeyDim;
-  static constexpr uint32_t kEntryUnits = kWidth * 2 / kOffsetUnit;
+  static constexpr uint32_t kEntryUnits = kWidth * (kCodes ? 1 : 2) / kOffsetUnit;
 
   /// What a row's places are looked up by.
   struct Row {
