@@ -205,6 +205,22 @@ TEST(HybridConfigTest, Ling) {
   EXPECT_DOUBLE_EQ(c.layer(41).moe()->shared_limit, 10);
 }
 
+// The module has latent attention and experts, and limits of its own where the lists go on.
+TEST(HybridConfigTest, LingsModule) {
+  json config = Ling3Flash();
+  const LayerSpec without = ParseHybrid(config).layer(42);
+  EXPECT_EQ(std::get<MlaSpec>(without.attention),
+            std::get<MlaSpec>(ParseHybrid(config).layer(41).attention));
+  EXPECT_EQ(without.moe()->limit, kNoActivationLimit);
+  EXPECT_EQ(without.moe()->shared_limit, kNoActivationLimit);
+  config["expert_swiglu_limit_list"].push_back(6);
+  config["share_expert_swiglu_limit_list"].push_back(0);
+  const ModelConfig c = ParseHybrid(config);
+  EXPECT_DOUBLE_EQ(c.mtp_layer.moe()->limit, 6);
+  EXPECT_EQ(c.mtp_layer.moe()->shared_limit, kNoActivationLimit);
+  EXPECT_DOUBLE_EQ(c.layer(41).moe()->limit, 7.5);
+}
+
 // Layers behind the last whole group have latent attention; a list says it outright.
 TEST(HybridConfigTest, LingsLayers) {
   json config = Ling3Flash();
@@ -254,15 +270,20 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["kda_allow_neg_eigval"] = true; }, "\"kda_allow_neg_eigval\""},
       {[](json& c) { c["gated_attention_proj_granularity_type"] = "element_wise"; },
        "\"head_wise\" is supported"},
-      {[](json& c) { c["expert_swiglu_limit_list"] = {1, 2}; },
+      {[](json& c) {
+         c["expert_swiglu_limit_list"] = {1, 2};
+       },
        "a limit or null for each of the 42 layers"},
       {[](json& c) { c["share_expert_swiglu_limit_list"][3] = -1; }, "a limit or null"},
-      {[](json& c) { c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}}; },
+      {[](json& c) {
+         c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}};
+       },
        "only \"default\" is supported"},
       {[](json& c) { c["n_group"] = 3; }, "it must divide the 512 experts"},
       {[](json& c) { c["topk_group"] = 1, c["num_experts_per_tok"] = 100; },
        "the chosen groups hold 64 experts"},
       {[](json& c) { c["mtp_use_kda"] = true; }, "\"mtp_use_kda\""},
+      {[](json& c) { c["num_nextn_predict_layers"] = 2; }, "known with one MTP module"},
       {[](json& c) { c["layer_types"] = {"linear_attention"}; }, "42 entries"},
       {[](json& c) { c["sliding_window"] = 128; }, "\"sliding_window\""}};
   for (const auto& [change, message] : of_ling) {
@@ -298,7 +319,15 @@ TEST(HybridConfigTest, TensorNames) {
       {"model.layers.5.attention.o_proj.weight", false},
       {"model.layers.2.mlp.gate.expert_bias", true},
       {"model.layers.2.mlp.experts.511.down_proj.weight", true},
-      {"model.layers.42.eh_proj.weight", false}};
+      {"model.layers.42.eh_proj.weight", true},
+      {"model.layers.42.enorm.weight", true},
+      {"model.layers.42.hnorm.weight", true},
+      {"model.layers.42.final_layernorm.weight", true},
+      {"model.layers.42.attention.g_proj.weight", true},
+      {"model.layers.42.attention.A_log", false},
+      {"model.layers.42.mlp.experts.511.down_proj.weight", true},
+      {"model.layers.41.final_layernorm.weight", false},
+      {"model.layers.43.eh_proj.weight", false}};
   for (const auto& [name, has] : of_ling) EXPECT_EQ(HasHybridTensor(ling, name), has) << name;
 }
 
