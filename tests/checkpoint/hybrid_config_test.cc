@@ -205,6 +205,30 @@ TEST(HybridConfigTest, Ling) {
   EXPECT_DOUBLE_EQ(c.layer(41).moe()->shared_limit, 10);
 }
 
+// Longer contexts by the recipe of the models' cards: rotated numbers are multiplied by YaRN's
+// magnitude, and the softmax scale changes where the config says mscale_all_dim.
+TEST(HybridConfigTest, LingsYarn) {
+  json config = Ling3Flash();
+  const ModelConfig plain = ParseHybrid(config);
+  EXPECT_FALSE(plain.layer(5).rotary.yarn);
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 131072}};
+  ModelConfig c = ParseHybrid(config);
+  const YarnScaling yarn = {.factor = 2, .original_max_position_embeddings = 131072};
+  EXPECT_EQ(c.layer(5).rotary.yarn, yarn);
+  EXPECT_EQ(c.mtp_layer.rotary.yarn, yarn);
+  EXPECT_DOUBLE_EQ(c.layer(5).rotary.Magnitude(), 0.1 * std::log(2.0) + 1);
+  EXPECT_EQ(std::get<MlaSpec>(c.layer(5).attention), std::get<MlaSpec>(plain.layer(5).attention));
+  config["rope_scaling"]["mscale"] = config["rope_scaling"]["mscale_all_dim"] = 1;
+  c = ParseHybrid(config);
+  EXPECT_DOUBLE_EQ(c.layer(5).rotary.Magnitude(), 1);
+  const double magnitude = 0.1 * std::log(2.0) + 1;
+  for (const LayerSpec& layer : {c.layer(5), c.mtp_layer}) {
+    EXPECT_DOUBLE_EQ(std::get<MlaSpec>(layer.attention).softmax_scale,
+                     magnitude * magnitude / std::sqrt(192.0));
+  }
+}
+
 // The module has latent attention and experts, and limits of its own where the lists go on.
 TEST(HybridConfigTest, LingsModule) {
   json config = Ling3Flash();
@@ -278,7 +302,11 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) {
          c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}};
        },
-       "only \"default\" is supported"},
+       "\"original_max_position_embeddings\" of rope_scaling"},
+      {[](json& c) {
+         c["rope_scaling"] = {{"type", "llama3"}, {"factor", 2}};
+       },
+       "\"yarn\" and \"default\" are supported"},
       {[](json& c) { c["n_group"] = 3; }, "it must divide the 512 experts"},
       {[](json& c) { c["topk_group"] = 1, c["num_experts_per_tok"] = 100; },
        "the chosen groups hold 64 experts"},

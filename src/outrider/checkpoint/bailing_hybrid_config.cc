@@ -75,10 +75,6 @@ RotarySpec ParseRotary(ConfigReader& text, std::vector<std::string>& problems, i
   const auto [key, object] = FindRope(text);
   static const json kNothing = json::object();
   ConfigReader rope(object != nullptr ? *object : kNothing, key, problems);
-  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  rope.Choice(type_key, {"default"},
-              "only \"default\" is supported: bailing_hybrid has no scaled positions yet",
-              rope.Find("factor") == nullptr ? "default" : "");
   RotarySpec rotary;
   rotary.dims = dims;
   ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : text;
@@ -89,7 +85,8 @@ RotarySpec ParseRotary(ConfigReader& text, std::vector<std::string>& problems, i
     text.Find(ignored);
     rope.Find(ignored);
   }
-  RefuseForeignRopeKeys(rope, "rotation");
+  rotary.yarn = ParseYarn(rope, problems);
+  RefuseForeignRopeKeys(rope, "YaRN");
   return rotary;
 }
 
@@ -128,6 +125,10 @@ void ParseBailingHybridLayers(const FamilyConfig& from, int64_t num_layers, Mode
       text.Choice(kGates, {"head_wise"}, "\"head_wise\" is supported", "head_wise") == "head_wise";
   const std::vector<bool> linear = LinearLayers(text, num_layers);
   const RotarySpec rotary = ParseRotary(text, from.problems, mla.rope);
+  if (rotary.yarn) {
+    const double magnitude = rotary.yarn->Magnitude(rotary.yarn->mscale_all_dim);
+    mla.softmax_scale *= magnitude * magnitude;
+  }
   text.Choice("hidden_act", {"silu"}, "\"silu\" is supported", "silu");
   for (const std::string_view key : {"use_bias", "use_qkv_bias"}) {
     if (text.Boolean(key, false)) text.Refuse(key, "only false is supported");
