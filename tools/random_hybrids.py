@@ -237,16 +237,17 @@ def write_random(directory, count, seed):
         tensors, stored = random_tensors(config, generator, storage)
         network = Network(config, tensors)
         ids = [int(token) for token in generator.integers(2, VOCAB, size=PROMPT_TOKENS)]
-        closest, drafts = np.inf, []
+        drafts = []
         for _ in range(ANSWER_TOKENS):
             hidden = network.hidden(ids)
             if config["num_nextn_predict_layers"] and len(ids) > PROMPT_TOKENS:
                 drafts.append(network.drafts(ids, hidden[:-1]))
             logprobs = network.head(hidden)
             best = np.sort(logprobs[-1])[::-1]
-            closest = min(closest, best[0] - best[1])
+            if network.margin < MIN_ROUTING_MARGIN or best[0] - best[1] < MIN_ARGMAX_MARGIN:
+                break
             ids.append(int(logprobs[-1].argmax()))
-        if network.margin < MIN_ROUTING_MARGIN or closest < MIN_ARGMAX_MARGIN:
+        if len(ids) < PROMPT_TOKENS + ANSWER_TOKENS:
             continue
         target = directory / str(written)
         target.mkdir(parents=True)
