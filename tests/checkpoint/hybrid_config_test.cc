@@ -9,6 +9,7 @@
 
 #include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/checkpoint/model_config.h"
+#include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 
 namespace outrider {
@@ -227,6 +228,41 @@ TEST(HybridConfigTest, LingsYarn) {
     EXPECT_DOUBLE_EQ(std::get<MlaSpec>(layer.attention).softmax_scale,
                      magnitude * magnitude / std::sqrt(192.0));
   }
+}
+
+// Random weights are then of the size that the published files have.
+TEST(HybridConfigTest, LingsExpertsMayBeMxfp4) {
+  json config = Ling3Flash();
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"weight_block_size", {128, 128}},
+                                   {"scale_fmt", "ue8m0"},
+                                   {"modules_to_not_convert", {"lm_head", "b_proj"}},
+                                   {"routed_experts_quant_method", "mxfp4"},
+                                   {"routed_experts_group_size", 32}};
+  const ModelConfig c = ParseHybrid(config);
+  EXPECT_EQ(c.quantization.format, StoredFormat::kFp8Block);
+  EXPECT_EQ(c.quantization.experts_format, StoredFormat::kMxfp4);
+  const auto source = MakeDummyWeights(c, 1);
+  const auto type_of = [&](const char* name, int64_t rows, int64_t cols) {
+    return source->Open({name, {rows, cols}})->stored_dtype();
+  };
+  EXPECT_EQ(type_of("model.layers.3.mlp.experts.7.up_proj.weight", 768, 2560), DType::kF4E2M1);
+  EXPECT_EQ(type_of("model.layers.42.mlp.experts.7.up_proj.weight", 768, 2560), DType::kF4E2M1);
+  EXPECT_EQ(type_of("model.layers.3.mlp.shared_experts.up_proj.weight", 768, 2560), DType::kF8E4M3);
+  EXPECT_EQ(type_of("model.layers.3.attention.f_proj.weight", 4096, 2560), DType::kF8E4M3);
+  EXPECT_EQ(type_of("model.layers.3.attention.b_proj.weight", 32, 2560), DType::kBF16);
+  EXPECT_THAT(HybridRefusalOf(config,
+                              [](json& refused) {
+                                refused["quantization_config"]["routed_experts_quant_method"] =
+                                    "nvfp4";
+                              }),
+              HasSubstr("\"mxfp4\" is supported"));
+  EXPECT_THAT(HybridRefusalOf(config,
+                              [](json& refused) {
+                                refused["quantization_config"]["routed_experts_group_size"] = 16;
+                              }),
+              HasSubstr("32 is supported"));
 }
 
 // The module has latent attention and experts, and limits of its own where the lists go on.

@@ -81,6 +81,27 @@ def wrong_drafts(program, directory):
     return wrong, compared
 
 
+def refuses_wrong_sizes(program, directory):
+    """Whether a decay bias for each head, where one for each channel is needed, is refused by
+    name."""
+    raw = (directory / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8:8 + size]), raw[8 + size:]
+    name = next(name for name in header if name.endswith("dt_bias"))
+    begin, end = header[name]["data_offsets"]
+    header[name]["shape"], removed = [2], end - begin - 8
+    header[name]["data_offsets"] = [begin, begin + 8]
+    for other, entry in header.items():
+        if other != name and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [offset - removed for offset in entry["data_offsets"]]
+    text = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + data[:begin + 8] + data[end:])
+    output = subprocess.run([program, "generate", str(directory), *TOKENIZER, "--prompt-token-ids",
+                             "2,3"], capture_output=True, text=True)
+    return output.returncode != 0 and f"{name} is [2], not [" in output.stderr
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--outrider", required=True)
@@ -102,6 +123,9 @@ def main():
             if max(differences) >= TOLERANCE or wrong:
                 print((root / str(i) / "config.json").read_text())
                 status = 1
+        if not refuses_wrong_sizes(args.outrider, root / "0"):
+            print("a decay bias of another size is not refused")
+            status = 1
     print(f"{compared} drafts compared")
     return status if compared > 0 else 1
 
