@@ -105,7 +105,7 @@ def random_storage(config, generator):
     # Several blocks, the last ones cut.
     sizes = {"hidden_size": 160, "intermediate_size": 160, "moe_intermediate_size": 32}
     config.update(sizes if kind != "int4" else {"hidden_size": 64, "moe_intermediate_size": 32})
-    plain = ("embed", "lm_head", ".gate.weight", "conv1d", "eh_proj", "b_proj.weight")
+    plain = ("embed", "lm_head", ".gate.weight", "conv1d", "eh_proj", ".b_proj.weight")
     of_experts = lambda name: ".experts." in name
     if kind == "int4":
         # All matrices that take groups, or the routed experts only, as Ling-3.0 is published.

@@ -252,6 +252,7 @@ TEST(HybridConfigTest, LingsExpertsMayBeMxfp4) {
   EXPECT_EQ(type_of("model.layers.3.mlp.shared_experts.up_proj.weight", 768, 2560), DType::kF8E4M3);
   EXPECT_EQ(type_of("model.layers.3.attention.f_proj.weight", 4096, 2560), DType::kF8E4M3);
   EXPECT_EQ(type_of("model.layers.3.attention.b_proj.weight", 32, 2560), DType::kBF16);
+  EXPECT_EQ(type_of("model.layers.5.attention.kv_b_proj.weight", 8192, 512), DType::kF8E4M3);
   EXPECT_THAT(HybridRefusalOf(config,
                               [](json& refused) {
                                 refused["quantization_config"]["routed_experts_quant_method"] =

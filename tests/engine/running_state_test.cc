@@ -166,16 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
         HybridCase{"ling_mtp4_late",
                    Family::kLing,
                    4,
-                   {.drafter = DrafterKind::kRepeated, .k = 4, .late_seed = 5}},
-        HybridCase{"ling_mtp3_preempted",
-                   Family::kLing,
-                   2,
-                   {.drafter = DrafterKind::kRepeated,
-                    .k = 3,
-                    .num_blocks = 62,
-                    .max_num_batched_tokens = 48,
-                    .max_model_len = 400},
-                   true}),
+                   {.drafter = DrafterKind::kRepeated, .k = 4, .late_seed = 5}}),
     [](const auto& hybrid) { return std::string(hybrid.param.name); });
 
 struct StateCase {

@@ -52,7 +52,7 @@ inline nlohmann::json SmallLingConfig(int32_t vocab_size) {
           {"num_nextn_predict_layers", 1},
           {"mtp_use_kda", false},
           {"rms_norm_eps", 1e-6},
-          {"max_position_embeddings", 4096},
+          {"max_position_embeddings", 16384},
           {"tie_word_embeddings", false},
           {"torch_dtype", "bfloat16"},
           {"eos_token_id", 1}};
@@ -98,7 +98,7 @@ inline nlohmann::json SmallKimiConfig(int32_t vocab_size) {
           {"num_nextn_predict_layers", 0},
           {"hidden_act", "silu"},
           {"rms_norm_eps", 1e-5},
-          {"model_max_length", 4096},
+          {"model_max_length", 16384},
           {"tie_word_embeddings", false},
           {"torch_dtype", "bfloat16"},
           {"bos_token_id", 2},

@@ -42,10 +42,10 @@ class QuantizationParser {
       out_.experts_format = StoredFormat::kMxfp4;
     }
     ParseIgnored("modules_to_not_convert");
-    // Each is the beginning or the end of a module's name.
+    // Each is the beginning of a module's name, or the last parts of it: "b_proj" is not kv_b_proj.
     for (const std::string& name : std::exchange(out_.ignored, {})) {
       out_.ignored.push_back(name + "*");
-      out_.ignored.push_back("*" + name);
+      out_.ignored.push_back("*." + name);
     }
   }
 
