@@ -140,8 +140,17 @@ LING3_FLASH = {"architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bail
                "first_k_dense_replace": 2, "moe_intermediate_size": 768, "num_experts": 512,
                "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
                "score_function": "sigmoid", "router_dtype": "fp32", "norm_topk_prob": True,
-               "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6,
+               "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-6,
                "max_position_embeddings": 262144, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+
+LING3_TINY = LING3_FLASH | {"hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 24,
+                            "layer_group_size": 4, "num_attention_heads": 16, "num_key_value_heads": 16,
+                            "q_lora_rank": 256, "first_k_dense_replace": 1, "moe_intermediate_size": 512,
+                            "num_experts": 128, "num_nextn_predict_layers": 0, "max_position_embeddings": 131072}
+
+_LING_FP8 = FP8_BLOCKS | {"scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head", "b_proj"]}
+_LING_INT4 = _INT4 | {"ignore": ["lm_head", "re:.*attention.*", "re:.*shared_experts.*", "re:.*eh_proj.*",
+                                 "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]}
 
 CONFIGS = {
     "DeepSeek-V2-Lite": V2_LITE,
@@ -157,5 +166,10 @@ CONFIGS = {
     "GLM-5": GLM5,
     "Step-3.5-Flash": STEP35_FLASH,
     "Kimi-Linear-48B": KIMI_LINEAR,
+    "Ling-3.0-tiny": LING3_TINY,
     "Ling-3.0-flash": LING3_FLASH,
+    "Ling-3.0-flash in FP8": LING3_FLASH | {"quantization_config": _LING_FP8},
+    "Ling-3.0-flash in INT4": LING3_FLASH | {"quantization_config": _LING_INT4},
+    "Ling-3.0-flash in FP4": LING3_FLASH | {"quantization_config": _LING_FP8 | {
+        "routed_experts_quant_method": "mxfp4", "routed_experts_group_size": 32}},
 }

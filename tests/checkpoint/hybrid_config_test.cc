@@ -9,6 +9,7 @@
 
 #include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/checkpoint/model_config.h"
+#include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 
 namespace outrider {
@@ -205,6 +206,82 @@ TEST(HybridConfigTest, Ling) {
   EXPECT_DOUBLE_EQ(c.layer(41).moe()->shared_limit, 10);
 }
 
+// Longer contexts by the recipe of the models' cards: rotated numbers are multiplied by YaRN's
+// magnitude, and the softmax scale changes where the config says mscale_all_dim.
+TEST(HybridConfigTest, LingsYarn) {
+  json config = Ling3Flash();
+  const ModelConfig plain = ParseHybrid(config);
+  EXPECT_FALSE(plain.layer(5).rotary.yarn);
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 131072}};
+  ModelConfig c = ParseHybrid(config);
+  const YarnScaling yarn = {.factor = 2, .original_max_position_embeddings = 131072};
+  EXPECT_EQ(c.layer(5).rotary.yarn, yarn);
+  EXPECT_EQ(c.mtp_layer.rotary.yarn, yarn);
+  EXPECT_DOUBLE_EQ(c.layer(5).rotary.Magnitude(), 0.1 * std::log(2.0) + 1);
+  EXPECT_EQ(std::get<MlaSpec>(c.layer(5).attention), std::get<MlaSpec>(plain.layer(5).attention));
+  config["rope_scaling"]["mscale"] = config["rope_scaling"]["mscale_all_dim"] = 1;
+  c = ParseHybrid(config);
+  EXPECT_DOUBLE_EQ(c.layer(5).rotary.Magnitude(), 1);
+  const double magnitude = 0.1 * std::log(2.0) + 1;
+  for (const LayerSpec& layer : {c.layer(5), c.mtp_layer}) {
+    EXPECT_DOUBLE_EQ(std::get<MlaSpec>(layer.attention).softmax_scale,
+                     magnitude * magnitude / std::sqrt(192.0));
+  }
+}
+
+// Random weights are then of the size that the published files have.
+TEST(HybridConfigTest, LingsExpertsMayBeMxfp4) {
+  json config = Ling3Flash();
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"weight_block_size", {128, 128}},
+                                   {"scale_fmt", "ue8m0"},
+                                   {"modules_to_not_convert", {"lm_head", "b_proj"}},
+                                   {"routed_experts_quant_method", "mxfp4"},
+                                   {"routed_experts_group_size", 32}};
+  const ModelConfig c = ParseHybrid(config);
+  EXPECT_EQ(c.quantization.format, StoredFormat::kFp8Block);
+  EXPECT_EQ(c.quantization.experts_format, StoredFormat::kMxfp4);
+  const auto source = MakeDummyWeights(c, 1);
+  const auto type_of = [&](const char* name, int64_t rows, int64_t cols) {
+    return source->Open({name, {rows, cols}})->stored_dtype();
+  };
+  EXPECT_EQ(type_of("model.layers.3.mlp.experts.7.up_proj.weight", 768, 2560), DType::kF4E2M1);
+  EXPECT_EQ(type_of("model.layers.42.mlp.experts.7.up_proj.weight", 768, 2560), DType::kF4E2M1);
+  EXPECT_EQ(type_of("model.layers.3.mlp.shared_experts.up_proj.weight", 768, 2560), DType::kF8E4M3);
+  EXPECT_EQ(type_of("model.layers.3.attention.f_proj.weight", 4096, 2560), DType::kF8E4M3);
+  EXPECT_EQ(type_of("model.layers.3.attention.b_proj.weight", 32, 2560), DType::kBF16);
+  EXPECT_EQ(type_of("model.layers.5.attention.kv_b_proj.weight", 8192, 512), DType::kF8E4M3);
+  EXPECT_THAT(HybridRefusalOf(config,
+                              [](json& refused) {
+                                refused["quantization_config"]["routed_experts_quant_method"] =
+                                    "nvfp4";
+                              }),
+              HasSubstr("\"mxfp4\" is supported"));
+  EXPECT_THAT(HybridRefusalOf(config,
+                              [](json& refused) {
+                                refused["quantization_config"]["routed_experts_group_size"] = 16;
+                              }),
+              HasSubstr("32 is supported"));
+}
+
+// The module has latent attention and experts, and limits of its own where the lists go on.
+TEST(HybridConfigTest, LingsModule) {
+  json config = Ling3Flash();
+  const LayerSpec without = ParseHybrid(config).layer(42);
+  EXPECT_EQ(std::get<MlaSpec>(without.attention),
+            std::get<MlaSpec>(ParseHybrid(config).layer(41).attention));
+  EXPECT_EQ(without.moe()->limit, kNoActivationLimit);
+  EXPECT_EQ(without.moe()->shared_limit, kNoActivationLimit);
+  config["expert_swiglu_limit_list"].push_back(6);
+  config["share_expert_swiglu_limit_list"].push_back(0);
+  const ModelConfig c = ParseHybrid(config);
+  EXPECT_DOUBLE_EQ(c.mtp_layer.moe()->limit, 6);
+  EXPECT_EQ(c.mtp_layer.moe()->shared_limit, kNoActivationLimit);
+  EXPECT_DOUBLE_EQ(c.layer(41).moe()->limit, 7.5);
+}
+
 // Layers behind the last whole group have latent attention; a list says it outright.
 TEST(HybridConfigTest, LingsLayers) {
   json config = Ling3Flash();
@@ -254,15 +331,24 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["kda_allow_neg_eigval"] = true; }, "\"kda_allow_neg_eigval\""},
       {[](json& c) { c["gated_attention_proj_granularity_type"] = "element_wise"; },
        "\"head_wise\" is supported"},
-      {[](json& c) { c["expert_swiglu_limit_list"] = {1, 2}; },
+      {[](json& c) {
+         c["expert_swiglu_limit_list"] = {1, 2};
+       },
        "a limit or null for each of the 42 layers"},
       {[](json& c) { c["share_expert_swiglu_limit_list"][3] = -1; }, "a limit or null"},
-      {[](json& c) { c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}}; },
-       "only \"default\" is supported"},
+      {[](json& c) {
+         c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}};
+       },
+       "\"original_max_position_embeddings\" of rope_scaling"},
+      {[](json& c) {
+         c["rope_scaling"] = {{"type", "llama3"}, {"factor", 2}};
+       },
+       "\"yarn\" and \"default\" are supported"},
       {[](json& c) { c["n_group"] = 3; }, "it must divide the 512 experts"},
       {[](json& c) { c["topk_group"] = 1, c["num_experts_per_tok"] = 100; },
        "the chosen groups hold 64 experts"},
       {[](json& c) { c["mtp_use_kda"] = true; }, "\"mtp_use_kda\""},
+      {[](json& c) { c["num_nextn_predict_layers"] = 2; }, "known with one MTP module"},
       {[](json& c) { c["layer_types"] = {"linear_attention"}; }, "42 entries"},
       {[](json& c) { c["sliding_window"] = 128; }, "\"sliding_window\""}};
   for (const auto& [change, message] : of_ling) {
@@ -298,7 +384,15 @@ TEST(HybridConfigTest, TensorNames) {
       {"model.layers.5.attention.o_proj.weight", false},
       {"model.layers.2.mlp.gate.expert_bias", true},
       {"model.layers.2.mlp.experts.511.down_proj.weight", true},
-      {"model.layers.42.eh_proj.weight", false}};
+      {"model.layers.42.eh_proj.weight", true},
+      {"model.layers.42.enorm.weight", true},
+      {"model.layers.42.hnorm.weight", true},
+      {"model.layers.42.final_layernorm.weight", true},
+      {"model.layers.42.attention.g_proj.weight", true},
+      {"model.layers.42.attention.A_log", false},
+      {"model.layers.42.mlp.experts.511.down_proj.weight", true},
+      {"model.layers.41.final_layernorm.weight", false},
+      {"model.layers.43.eh_proj.weight", false}};
   for (const auto& [name, has] : of_ling) EXPECT_EQ(HasHybridTensor(ling, name), has) << name;
 }
 

@@ -220,6 +220,18 @@ TEST_F(QuantizedTensorsTest, Mxfp4) {
       EXPECT_EQ(values[i], kE2m1[i % 16] * (i < 32 ? 1 : 0.25)) << i;
     }
   }
+  // As Ling-3.0 stores its experts.
+  for (const char* of_codes : {"U8", "I8"}) {
+    for (const char* dtype : {"U8", "F8_E8M0"}) {
+      const std::vector<float> values =
+          Values({Pairs("a.weight", of_codes),
+                  {"a.weight_scale_inv", dtype, {2, 1}, Bytes(std::vector<uint8_t>{128, 126})}},
+                 2, 32);
+      for (size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(values[i], kE2m1[i % 16] * (i < 32 ? 2 : 0.5)) << of_codes << dtype << i;
+      }
+    }
+  }
   EXPECT_THAT(Problem({Pairs("a.weight_packed", "U8"),
                        {"a.weight_scale", "F32", {2, 1}, std::string(8, '\0')}},
                       2, 32),
@@ -264,7 +276,9 @@ TEST_F(QuantizedTensorsTest, Int4OfAwqAndGptqIsRefused) {
               fmt::format("invalid_argument: config.json: quantization \"{}\" cannot be loaded: {}",
                           method, supported));
   }
-  EXPECT_THAT(ErrorOf([&] { Open({{"a.qweight", "I32", {2, 8}, std::string(64, '\0')}}); }),
+  EXPECT_THAT(ErrorOf([&] {
+                Open({{"a.qweight", "I32", {2, 8}, std::string(64, '\0')}});
+              }),
               HasSubstr(": holds a.qweight: " + supported));
 }
 

@@ -492,7 +492,12 @@ class Fuzz {
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
       o.drafter = kind == 0 ? kNone : kind == 1 ? kNgram : own;
     }
-    if (HasState(model)) o.drafter = Uniform(0, 3) == 0 ? kNone : kNgram;
+    if (HasState(model)) {  // Ling-3.0 has one module
+      const DrafterKind own = model.shape == Shape::kLing ? kRepeated : kNgram;
+      constexpr std::array kShares = {kNone, kNgram};
+      const auto kind = static_cast<size_t>(Uniform(0, 3));
+      o.drafter = kind < kShares.size() ? kShares.at(kind) : own;
+    }
     o.k = Uniform(1, o.drafter == kChain ? 3 : o.drafter == kBlock ? 5 : 6);
     if (HasState(model) && Uniform(0, 3) == 0) o.k = Uniform(7, kMostStateDrafts);
     RandomDraftLengths(o);

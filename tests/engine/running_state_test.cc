@@ -139,13 +139,48 @@ INSTANTIATE_TEST_SUITE_P(
                     .max_num_batched_tokens = 64,
                     .max_model_len = 400,
                     .cache_form = KvCacheForm::kHeads},
-                   true}),
+                   true},
+        HybridCase{"ling_mtp3", Family::kLing, 6, {.drafter = DrafterKind::kRepeated, .k = 3}},
+        HybridCase{"ling_mtp5_float32_padded_small_chunks",
+                   Family::kLing,
+                   7,
+                   {.dtype = DType::kF32,
+                    .drafter = DrafterKind::kRepeated,
+                    .k = 5,
+                    .draft_form = DraftForm::kPadded,
+                    .max_num_batched_tokens = 37}},
+        HybridCase{"ling_mtp16_heads",
+                   Family::kLing,
+                   8,
+                   {.drafter = DrafterKind::kRepeated,
+                    .k = 16,
+                    .max_num_batched_tokens = 64,
+                    .threads = 2,
+                    .cache_form = KvCacheForm::kHeads}},
+        HybridCase{"ling_mtp3_changing",
+                   Family::kLing,
+                   1,
+                   {.drafter = DrafterKind::kRepeated,
+                    .k = 3,
+                    .draft_ranges = {{1, 1, 3}, {2, 2, 0}, {3, 4, 2}, {5, 64, 1}}}},
+        HybridCase{"ling_mtp4_late",
+                   Family::kLing,
+                   4,
+                   {.drafter = DrafterKind::kRepeated, .k = 4, .late_seed = 5}}),
     [](const auto& hybrid) { return std::string(hybrid.param.name); });
 
-class RunningStateTest : public testing::TestWithParam<Family> {
+struct StateCase {
+  const char* name;
+  Family family;
+  DrafterKind drafter;
+};
+
+class RunningStateTest : public testing::TestWithParam<StateCase> {
  protected:
+  /// Drafts are the case's, but for kNone.
   static TestEngineOptions Options(TestEngineOptions options) {
-    return OptionsOf(GetParam(), std::move(options));
+    if (options.drafter != DrafterKind::kNone) options.drafter = GetParam().drafter;
+    return OptionsOf(GetParam().family, std::move(options));
   }
 
   static std::vector<int32_t> Joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
@@ -168,10 +203,8 @@ TEST_P(RunningStateTest, ChunksAndCompanyChangeNothing) {
   for (size_t i = 0; i < 4; ++i) requests.push_back(Request(RandomTokens(i, 130 + 70 * i), 20));
   const std::vector<Generated> alone = Alone(Options({}), requests);
   for (const int32_t chunk : {1, 15, 16, 17, 63, 64, 65, 1024}) {
-    const auto engine = MakeTestEngine(Options({.drafter = DrafterKind::kNgram,
-                                                .k = 3,
-                                                .max_num_batched_tokens = chunk,
-                                                .prefix_caching = false}));
+    const auto engine =
+        MakeTestEngine(Options({.k = 3, .max_num_batched_tokens = chunk, .prefix_caching = false}));
     ExpectEqual(RunTogether(*engine, requests), alone);
   }
 }
@@ -180,8 +213,7 @@ TEST_P(RunningStateTest, ChunksAndCompanyChangeNothing) {
 TEST_P(RunningStateTest, ALastChunkOfOneToken) {
   std::vector<GenerationRequest> requests;
   for (const size_t length : {33, 65, 97, 129}) requests.push_back(Request(Pattern(4, length), 20));
-  const auto engine = MakeTestEngine(
-      Options({.drafter = DrafterKind::kNgram, .k = 4, .max_num_batched_tokens = 32}));
+  const auto engine = MakeTestEngine(Options({.k = 4, .max_num_batched_tokens = 32}));
   const std::vector<Generated> alone = Alone(Options({}), requests);
   for (size_t i = 0; i < requests.size(); ++i) {
     ExpectEqual(RunTogether(*engine, {requests[i]}), {alone[i]});
@@ -205,8 +237,7 @@ TEST_P(RunningStateTest, AcceptedDraftsEndAtEveryPlaceOfABlock) {
       request.sampling.allowed_token_ids = {{50, 51, 52}};
       requests.push_back(std::move(request));
     }
-    const auto engine = MakeTestEngine(
-        Options({.drafter = DrafterKind::kNgram, .k = k, .num_blocks = 2048, .max_num_seqs = 64}));
+    const auto engine = MakeTestEngine(Options({.k = k, .num_blocks = 2048, .max_num_seqs = 64}));
     const std::vector<Generated> together = RunTogether(*engine, requests);
     ExpectEqual(together, Alone(Options({}), requests));
     int64_t tried = 0;
@@ -216,6 +247,7 @@ TEST_P(RunningStateTest, AcceptedDraftsEndAtEveryPlaceOfABlock) {
       }
     }
     EXPECT_GT(tried, 21 * 20);
+    if (GetParam().drafter != DrafterKind::kNgram) continue;  // whose drafts repeat the answer
     EXPECT_GT(together[0].stats.speculation.num_accepted_tokens, 0);
     EXPECT_EQ(together[0].stats.speculation.num_accepted_tokens,
               together[0].stats.speculation.num_draft_tokens);
@@ -234,11 +266,8 @@ TEST_P(RunningStateTest, APrefixHitGoesOnFromAState) {
   const std::vector<Generated> alone = Alone(Options({}), requests);
   for (const int32_t chunk : {43, 100, 1024}) {
     for (const KvCacheForm form : {KvCacheForm::kLatent, KvCacheForm::kHeads}) {
-      const auto engine = MakeTestEngine(Options({.drafter = DrafterKind::kNgram,
-                                                  .k = 4,
-                                                  .num_blocks = 2048,
-                                                  .max_num_batched_tokens = chunk,
-                                                  .cache_form = form}));
+      const auto engine = MakeTestEngine(Options(
+          {.k = 4, .num_blocks = 2048, .max_num_batched_tokens = chunk, .cache_form = form}));
       const CacheConfig cache = TestCacheConfig(Options({.cache_form = form}));
       const std::vector<Generated> expected =
           form == KvCacheForm::kLatent ? alone : Alone(Options({.cache_form = form}), requests);
@@ -268,8 +297,7 @@ TEST_P(RunningStateTest, ParallelSamplesShareAState) {
     requests.push_back(Request(prompt, 30, 1.0F));
     requests.back().sampling.seed = i;
   }
-  const auto engine =
-      MakeTestEngine(Options({.drafter = DrafterKind::kNgram, .k = 3, .num_blocks = 1024}));
+  const auto engine = MakeTestEngine(Options({.k = 3, .num_blocks = 1024}));
   const std::vector<Generated> alone = Alone(Options({}), requests);
   ExpectEqual(RunTogether(*engine, {requests[0]}), {alone[0]});
   ExpectEqual(RunTogether(*engine, requests), alone);
@@ -278,7 +306,7 @@ TEST_P(RunningStateTest, ParallelSamplesShareAState) {
 // Drafts after a hit are those without one.
 TEST_P(RunningStateTest, DraftsAfterAHitAreTheSame) {
   const std::vector<GenerationRequest> requests = {Request(Pattern(9, 600), 60)};
-  const auto engine = MakeTestEngine(Options({.drafter = DrafterKind::kNgram, .k = 5}));
+  const auto engine = MakeTestEngine(Options({.k = 5}));
   const std::vector<Generated> first = RunTogether(*engine, requests);
   const std::vector<Generated> second = RunTogether(*engine, requests);
   EXPECT_GT(second.front().stats.cached_tokens, 0);
@@ -291,8 +319,8 @@ TEST_P(RunningStateTest, LongPromptsInAScarcePool) {
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 3; ++i) requests.push_back(Request(Pattern(20 + i, 900), 40));
   requests.push_back(Request(Joined(Pattern(20, 900), RandomTokens(1, 30)), 40));
-  const TestEngineOptions options = Options(
-      {.drafter = DrafterKind::kNgram, .k = 3, .num_blocks = 58, .max_num_batched_tokens = 100});
+  const TestEngineOptions options =
+      Options({.k = 3, .num_blocks = 58, .max_num_batched_tokens = 100});
   const std::vector<Generated> alone = Alone(options, requests);
   const auto engine = MakeTestEngine(options);
   for (int round = 0; round < 3; ++round) ExpectEqual(RunTogether(*engine, requests), alone);
@@ -304,8 +332,7 @@ TEST_P(RunningStateTest, AnAbortedPromptLeavesNoState) {
   const GenerationRequest request = Request(Pattern(5, 700), 20);
   const std::vector<Generated> alone = Alone(Options({}), {request});
   for (int steps = 0; steps < 12; ++steps) {
-    const auto engine = MakeTestEngine(
-        Options({.drafter = DrafterKind::kNgram, .k = 3, .max_num_batched_tokens = 100}));
+    const auto engine = MakeTestEngine(Options({.k = 3, .max_num_batched_tokens = 100}));
     Generated dropped;
     const RequestId id = Submit(*engine, request, &dropped);
     for (int i = 0; i < steps; ++i) engine->Step();
@@ -320,18 +347,18 @@ TEST_P(RunningStateTest, ThousandsOfTokensWithPromptLookup) {
   if (kSanitized) GTEST_SKIP() << "takes long, and is about numbers";
   const std::vector<GenerationRequest> requests = {Request(Pattern(2, 3000), 300),
                                                    Request(RandomTokens(2, 2500), 300, 1.0F)};
-  const TestEngineOptions options = Options({.drafter = DrafterKind::kNgram,
-                                             .k = 6,
-                                             .max_num_batched_tokens = 333,
-                                             .max_model_len = 4096});
+  const TestEngineOptions options =
+      Options({.k = 6, .max_num_batched_tokens = 333, .max_model_len = 4096});
   const auto engine = MakeTestEngine(options);
   ExpectEqual(RunTogether(*engine, requests), Alone(options, requests));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, RunningStateTest, testing::Values(Family::kLing, Family::kKimi),
-                         [](const auto& family) {
-                           return std::string(family.param == Family::kLing ? "Ling" : "Kimi");
-                         });
+INSTANTIATE_TEST_SUITE_P(Families, RunningStateTest,
+                         testing::Values(StateCase{"Ling", Family::kLing, DrafterKind::kNgram},
+                                         StateCase{"Kimi", Family::kKimi, DrafterKind::kNgram},
+                                         StateCase{"LingsModule", Family::kLing,
+                                                   DrafterKind::kRepeated}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace outrider

@@ -11,7 +11,7 @@
 namespace outrider {
 
 /// Ling-3.0 with everything that its format has: a group that is cut short, a latent for queries,
-/// groups of experts, limits on the last layers.
+/// groups of experts, limits on the last layers, an MTP module.
 inline nlohmann::json SmallLingConfig(int32_t vocab_size) {
   return {{"architectures", {"BailingMoeV3ForCausalLM"}},
           {"model_type", "bailing_hybrid"},
@@ -47,12 +47,12 @@ inline nlohmann::json SmallLingConfig(int32_t vocab_size) {
           {"router_dtype", "fp32"},
           {"norm_topk_prob", true},
           {"routed_scaling_factor", 2.5},
-          {"expert_swiglu_limit_list", {nullptr, 0, nullptr, nullptr, nullptr, 0.2, 0.3}},
+          {"expert_swiglu_limit_list", {nullptr, 0, nullptr, nullptr, nullptr, 0.2, 0.3, 0.4}},
           {"share_expert_swiglu_limit_list", {nullptr, 0, nullptr, nullptr, 0.4, nullptr, 0.3}},
-          {"num_nextn_predict_layers", 0},
+          {"num_nextn_predict_layers", 1},
           {"mtp_use_kda", false},
           {"rms_norm_eps", 1e-6},
-          {"max_position_embeddings", 4096},
+          {"max_position_embeddings", 16384},
           {"tie_word_embeddings", false},
           {"torch_dtype", "bfloat16"},
           {"eos_token_id", 1}};
@@ -98,7 +98,7 @@ inline nlohmann::json SmallKimiConfig(int32_t vocab_size) {
           {"num_nextn_predict_layers", 0},
           {"hidden_act", "silu"},
           {"rms_norm_eps", 1e-5},
-          {"model_max_length", 4096},
+          {"model_max_length", 16384},
           {"tie_word_embeddings", false},
           {"torch_dtype", "bfloat16"},
           {"bos_token_id", 2},

@@ -425,6 +425,8 @@ struct WholeCall {
 const std::vector<WholeCall> kWholeCalls = {
     {"glm45", "<tool_call>save\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"},
     {"glm47", "<tool_call>save<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>"},
+    {"ling3", "<tool_call>save<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"},
+    {"ling3", "<tool_call>save\\n<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>"},
     {"deepseek_v3",
      "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>save\n```json\n{\"n\": "
      "1}\n```"
@@ -471,6 +473,21 @@ TEST(BrokenCallsTest, ACallEndsTheReasoning) {
     EXPECT_EQ(read["reasoning"], text);
     EXPECT_EQ(read["content"], "Yes.");
   }
+}
+
+// As Ling-3.0 is known to write them: a call without arguments, and a line end behind the name that
+// is two characters.
+TEST(BrokenCallsTest, Ling3sCalls) {
+  const std::string pair = "<arg_key>path</arg_key>\n<arg_value>/a</arg_value>";
+  Check("ling3",
+        {
+            {Glm("now"), R"([["now", {}]])"},
+            {Glm("now\n"), R"([["now", {}]])"},
+            {Glm("now\\n"), R"([["now", {}]])"},
+            {Glm("save\n" + pair + "\n"), R"([["save", {"path": "/a"}]])"},
+            {Glm("save\\n" + pair), R"([["save", {"path": "/a"}]])"},
+            {Glm("save\\n\n" + pair + Glm("now")), R"([["save", {"path": "/a"}], ["now", {}]])"},
+        });
 }
 
 TEST(BrokenCallsTest, ThinkingGoesOnBetweenCalls) {

@@ -1,4 +1,4 @@
-// Chat templates in the shape of seven families: rendered as transformers would, recognised by what
+// Chat templates in the shape of eight families: rendered as transformers would, recognised by what
 // they say, and the calls that they write are those that the family's reader reads.
 #include <gtest/gtest.h>
 
@@ -107,6 +107,18 @@ const std::vector<Family> kFamilies = {
      "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>",
      "<|observation|><tool_response>wet</tool_response><tool_response>12:00</tool_response>"
      "<|user|>Thanks<|assistant|><think>"},
+    {"ling3", "bailing_hybrid",
+     "<role>SYSTEM</role>Be brief.\n# Tools\n\n<tools>\n{\"type\": \"function\", \"function\": "
+     "{\"name\": \"look\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": "
+     "{\"type\": \"string\"}, \"days\": {\"type\": \"integer\"}}}}}\n</tools>\n\ndetailed thinking "
+     "on<|role_end|><role>HUMAN</role>Rain in Köln?<|role_end|><role>ASSISTANT</role>\n",
+     "<think>Hm</think>Looking.\n<tool_call>look<arg_key>city</arg_key>\n"
+     "<arg_value>Köln</arg_value><arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+     "\n<tool_call>now\n</tool_call>",
+     "<|role_end|><role>OBSERVATION</role>\n<tool_response>\nwet\n</"
+     "tool_response>\n<tool_response>\n"
+     "12:00\n</tool_response><|role_end|><role>HUMAN</role>Thanks<|role_end|><role>ASSISTANT</role>"
+     "\n<think>"},
     {"step3p5", "step3p5",
      "<BOS><|im_start|>system\nBe brief.\n# Tools\n<tools>\n{\"type\": \"function\", \"function\": "
      "{\"name\": \"look\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": "

@@ -89,7 +89,8 @@ TEST_P(ForcedToolCallsTest, InTheResponsesApi) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, ForcedToolCallsTest,
                          testing::Values("deepseek_v3", "deepseek_v31", "deepseek_v32",
-                                         "deepseek_v4", "kimi_k2", "glm45", "glm47", "step3p5"),
+                                         "deepseek_v4", "kimi_k2", "glm45", "glm47", "ling3",
+                                         "step3p5"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(ForcedToolCallsTest, ParametersThatAreNoObjectAreRefused) {

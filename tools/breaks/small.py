@@ -138,7 +138,7 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
         ("tokens of white space are taken along", "text/added_tokens.cc",
          "    done = end;", "    done = position = end;", "*EncodesLikeTheReference*")),
     "checkpoint_test": (
-        ("truncate is not read", "checkpoint/deepseek_config.cc",
+        ("truncate is not read", "checkpoint/rope_object.cc",
          "yarn.truncate = rope", "rope", "*YarnsTruncateIsRead"),
         ("keys of other networks", "checkpoint/foreign_keys.cc",
          "*value == json::parse(foreign.neutral)", "true", "*KeysOfOtherNetworks")),

@@ -3,7 +3,8 @@ state than the tokens alone do.
 """
 from mistake import Break
 
-TOPICS = {"states": "running states, after rejections, chunks and prefix hits"}
+TOPICS = {"states": "running states, after rejections, chunks and prefix hits",
+          "ling": "what Ling-3.0's config, files and answers say"}
 
 ROWS = "Isas/DeltaTest.BitsDoNotDependOnStepsOrDrafts/*"
 CHECKPOINTS = "Isas/DeltaTest.ARequestGoesOnFromACheckpoint/*"
@@ -34,4 +35,28 @@ BREAKS = (
           "keys[static_cast<size_t>(tokens / config_.TokensPerKey() - 1)];",
           "keys[static_cast<size_t>(tokens / config_.TokensPerResume() / 2)];",
           "running_state_test", HITS),
+    Break("ling", "YaRN leaves the softmax scale as it is", "checkpoint/bailing_hybrid_config.cc",
+          "mla.softmax_scale *= magnitude * magnitude;", "static_cast<void>(magnitude);",
+          "checkpoint_test", "HybridConfigTest.LingsYarn"),
+    Break("ling", "the module's limits are those of no layer", "checkpoint/bailing_hybrid_config.cc",
+          ".mlp = experts(linear.size())};", ".mlp = moe};", "checkpoint_test",
+          "HybridConfigTest.LingsModule"),
+    Break("ling", "a checkpoint has no tensors of its module", "checkpoint/hybrid_names.cc",
+          "*index >= trunk + config.num_nextn_predict_layers", "*index >= trunk", "checkpoint_test",
+          "HybridConfigTest.TensorNames"),
+    Break("ling", "the module's own tensors are any layer's", "checkpoint/hybrid_names.cc",
+          "if (*index >= trunk && IsOneOf(name, kOfModules))", "if (IsOneOf(name, kOfModules))",
+          "checkpoint_test", "HybridConfigTest.TensorNames"),
+    Break("ling", "experts in MXFP4 are bytes", "checkpoint/quantized_tensors.cc",
+          "? of_powers || type == DType::kU8", "? of_powers", "checkpoint_test",
+          "QuantizedTensorsTest.Mxfp4"),
+    Break("ling", "experts are stored as the rest is", "checkpoint/quantization_config.cc",
+          "out_.experts_format = StoredFormat::kMxfp4;", "", "checkpoint_test",
+          "HybridConfigTest.LingsExpertsMayBeMxfp4"),
+    Break("ling", "a line end of two characters belongs to the name", "output/key_value_call_reader.cc",
+          'if (name.ends_with("\\\\n")) name', 'if (false) name', "output_test",
+          "BrokenCallsTest.Ling3sCalls"),
+    Break("ling", "its calls are not known", "output/output_format.cc",
+          'if (model_type == "bailing_hybrid") return Find("ling3");', "", "output_test",
+          "Families/FamilyTemplateTest.IsRecognisedAndItsCallsAreRead/ling3"),
 )

@@ -1,6 +1,7 @@
 // The layers of Ling-3.0 (BailingMoeV3): groups of layers with Kimi Delta Attention, the last of
 // each with latent attention whose heads are gated; experts behind the first dense layers, cut at
 // limits of each layer.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -50,13 +51,14 @@ KdaSpec ParseLinearAttention(ConfigReader& text) {
   return kda;
 }
 
-/// By layer: the limits of its activations. 0 means none, as null does.
+/// By layer, the MTP module's last: the limits of its activations. 0 means none, as null does, and
+/// as a list does that ends before the module.
 std::vector<double> Limits(ConfigReader& text, std::string_view key, int64_t num_layers) {
-  std::vector<double> limits(static_cast<size_t>(num_layers), kNoActivationLimit);
+  std::vector<double> limits(static_cast<size_t>(num_layers) + 1, kNoActivationLimit);
   const json* list = text.Find(key);
   if (list == nullptr) return limits;
   bool good = list->is_array() && std::cmp_greater_equal(list->size(), num_layers);
-  for (size_t i = 0; good && i < limits.size(); ++i) {
+  for (size_t i = 0; good && i < std::min(limits.size(), list->size()); ++i) {
     const json& limit = (*list)[i];
     if (limit.is_null()) continue;
     good = limit.is_number() && limit >= 0 && limit <= 1e30;
@@ -73,10 +75,6 @@ RotarySpec ParseRotary(ConfigReader& text, std::vector<std::string>& problems, i
   const auto [key, object] = FindRope(text);
   static const json kNothing = json::object();
   ConfigReader rope(object != nullptr ? *object : kNothing, key, problems);
-  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  rope.Choice(type_key, {"default"},
-              "only \"default\" is supported: bailing_hybrid has no scaled positions yet",
-              rope.Find("factor") == nullptr ? "default" : "");
   RotarySpec rotary;
   rotary.dims = dims;
   ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : text;
@@ -87,7 +85,8 @@ RotarySpec ParseRotary(ConfigReader& text, std::vector<std::string>& problems, i
     text.Find(ignored);
     rope.Find(ignored);
   }
-  RefuseForeignRopeKeys(rope, "rotation");
+  rotary.yarn = ParseYarn(rope, problems);
+  RefuseForeignRopeKeys(rope, "YaRN");
   return rotary;
 }
 
@@ -126,6 +125,10 @@ void ParseBailingHybridLayers(const FamilyConfig& from, int64_t num_layers, Mode
       text.Choice(kGates, {"head_wise"}, "\"head_wise\" is supported", "head_wise") == "head_wise";
   const std::vector<bool> linear = LinearLayers(text, num_layers);
   const RotarySpec rotary = ParseRotary(text, from.problems, mla.rope);
+  if (rotary.yarn) {
+    const double magnitude = rotary.yarn->Magnitude(rotary.yarn->mscale_all_dim);
+    mla.softmax_scale *= magnitude * magnitude;
+  }
   text.Choice("hidden_act", {"silu"}, "\"silu\" is supported", "silu");
   for (const std::string_view key : {"use_bias", "use_qkv_bias"}) {
     if (text.Boolean(key, false)) text.Refuse(key, "only false is supported");
@@ -140,18 +143,24 @@ void ParseBailingHybridLayers(const FamilyConfig& from, int64_t num_layers, Mode
   if (text.Boolean("mtp_use_kda", false)) {
     text.Refuse("mtp_use_kda", "MTP modules with linear attention are not supported");
   }
+  if (config.num_nextn_predict_layers > 1) {
+    text.Refuse("num_nextn_predict_layers", "bailing_hybrid is known with one MTP module; 0 or 1");
+  }
   RefuseForeignKeys(text, config.max_position_embeddings);
 
+  const auto experts = [&](size_t i) {
+    MoeSpec own = moe;
+    own.limit = limits[i];
+    own.shared_limit = shared_limits[i];
+    return own;
+  };
   for (size_t i = 0; i < linear.size(); ++i) {
     LayerSpec& layer = config.layers.emplace_back(
         LayerSpec{.attention = mla, .rotary = rotary, .mlp = DenseMlpSpec{.width = dense_width}});
     if (linear[i]) layer.attention = kda;
-    if (std::cmp_less(i, first_experts)) continue;
-    MoeSpec& own = layer.mlp.emplace<MoeSpec>(moe);
-    own.limit = limits[i];
-    own.shared_limit = shared_limits[i];
+    if (std::cmp_greater_equal(i, first_experts)) layer.mlp = experts(i);
   }
-  config.mtp_layer = {.attention = mla, .rotary = rotary, .mlp = moe};
+  config.mtp_layer = {.attention = mla, .rotary = rotary, .mlp = experts(linear.size())};
   CheckHybridLayers(text, "layer_group_size", config);
 }
 

@@ -266,7 +266,8 @@ std::optional<StoredFormat> DummySource::DeclaredFormat(std::string_view name) c
   std::string_view without_prefix = name;
   Consume(without_prefix, config_.tensor_prefix);
   if (!quantization.Covers(name) || !quantization.Covers(without_prefix)) return std::nullopt;
-  return quantization.format;
+  const bool routed = name.find(".experts.") != std::string_view::npos;
+  return routed && quantization.experts_format ? quantization.experts_format : quantization.format;
 }
 
 bool DummySource::Has(std::string_view name) const {

@@ -28,6 +28,10 @@ constexpr HybridNames kBailingNames = {.embedding = "model.word_embeddings.weigh
                                        .router_bias = "gate.expert_bias",
                                        .numbers_experts = false};
 
+/// Of an MTP module, beside those of a layer.
+constexpr std::array<std::string_view, 4> kOfModules = {"eh_proj.weight", "enorm.weight",
+                                                        "hnorm.weight", "final_layernorm.weight"};
+
 /// Takes `prefix` off the front of `text`, if it is there.
 bool Skip(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
@@ -102,8 +106,10 @@ bool HasHybridTensor(const ModelConfig& config, std::string_view name) {
   if (name == names.embedding || name == "model.norm.weight") return true;
   if (!Skip(name, "model.layers.")) return false;
   const std::optional<int64_t> index = SkipNumber(name);
-  if (!index || *index >= config.num_hidden_layers()) return false;
+  const int64_t trunk = config.num_hidden_layers();
+  if (!index || *index >= trunk + config.num_nextn_predict_layers) return false;
   if (name == "input_layernorm.weight" || name == "post_attention_layernorm.weight") return true;
+  if (*index >= trunk && IsOneOf(name, kOfModules)) return true;
   const LayerSpec& layer = config.layer(*index);
   if (Skip(name, names.attention)) {
     const auto* kda = std::get_if<KdaSpec>(&layer.attention);

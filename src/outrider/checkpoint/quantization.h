@@ -25,6 +25,7 @@ struct Quantization {
   int64_t block_rows = 0;  // kFp8Block: rows and columns that share a scale
   int64_t block_cols = 0;
   std::optional<StoredFormat> format;  // of matrices; none where the method is not known
+  std::optional<StoredFormat> experts_format = {};  // of routed experts, where they have their own
   /// Modules whose matrices are not quantised: names, "re:" and a regular expression for the
   /// beginning of a name (compressed-tensors), or with * for any characters (ModelOpt).
   std::vector<std::string> ignored;

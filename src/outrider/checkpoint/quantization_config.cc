@@ -32,11 +32,20 @@ class QuantizationParser {
     reader_.Choice("fmt", {"e4m3"}, "\"e4m3\" is supported", "e4m3");
     out_.format = StoredFormat::kFp8Block;
     ParseBlock(reader_, "weight_block_size");
+    // Ling-3.0's experts may be stored otherwise than the rest.
+    constexpr std::string_view kExperts = "routed_experts_quant_method";
+    if (reader_.Find(kExperts) != nullptr) {
+      reader_.Choice(kExperts, {"mxfp4"}, "\"mxfp4\" is supported");
+      if (reader_.Integer("routed_experts_group_size", 1, kLargestBlock, 32) != 32) {
+        reader_.Refuse("routed_experts_group_size", "32 is supported");
+      }
+      out_.experts_format = StoredFormat::kMxfp4;
+    }
     ParseIgnored("modules_to_not_convert");
-    // Each is the beginning or the end of a module's name.
+    // Each is the beginning of a module's name, or the last parts of it: "b_proj" is not kv_b_proj.
     for (const std::string& name : std::exchange(out_.ignored, {})) {
       out_.ignored.push_back(name + "*");
-      out_.ignored.push_back("*" + name);
+      out_.ignored.push_back("*." + name);
     }
   }
 

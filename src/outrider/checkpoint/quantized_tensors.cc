@@ -152,8 +152,10 @@ void TakeScales(TensorEntries& entries, QuantizedTensors& quantized) {
       const auto found = named || of == name + "_scale_inv" ? entries.find(of) : entries.end();
       if (found == entries.end()) continue;
       const std::optional<DType> type = found->second.info.dtype;
-      const bool scales_pairs =
-          weight.dtype == DType::kI8 ? type == DType::kF8E8M0 : type == DType::kF8E4M3;
+      const bool of_powers = type == DType::kF8E8M0;
+      const bool scales_pairs = of == name + "_scale_inv"    ? of_powers || type == DType::kU8
+                                : weight.dtype == DType::kI8 ? of_powers
+                                                             : type == DType::kF8E4M3;
       if (!fp8 && !scales_pairs) continue;
       QuantizedParts& parts = quantized[name];
       parts.scales = *Take(entries, of);

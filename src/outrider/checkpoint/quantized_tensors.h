@@ -3,6 +3,7 @@
 //   NAME.weight F8_E4M3  NAME.weight_scale_inv or NAME.scale: of blocks (DeepSeek)
 //                        NAME.weight_scale: of the tensor, of rows, or of blocks
 //   NAME.weight I8       NAME.scale F8_E8M0: FP4 (DeepSeek-V4)
+//   NAME.weight U8 or I8 NAME.weight_scale_inv U8 or F8_E8M0: MXFP4 (experts of Ling-3.0)
 //   NAME.weight U8       NAME.weight_scale F8_E4M3, NAME.weight_scale_2: NVFP4 (ModelOpt)
 //
 //   NAME.weight_packed (compressed-tensors) with NAME.weight_scale for groups of columns:

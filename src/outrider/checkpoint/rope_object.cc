@@ -45,6 +45,42 @@ RopeObject FindRope(ConfigReader& text) {
   return found;
 }
 
+std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems) {
+  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
+  // Without a type there is no scaling, unless other keys ask for some.
+  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
+  const std::string type = rope.Choice(type_key, {"default", "yarn"},
+                                       "\"yarn\" and \"default\" are supported", fallback);
+  if (type != "yarn") return std::nullopt;
+  const size_t before = problems.size();
+  YarnScaling yarn;
+  yarn.factor = rope.Number("factor", 1, 1e6);
+  yarn.original_max_position_embeddings =
+      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
+  yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
+  yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
+  yarn.truncate = rope.Boolean("truncate", true);
+  yarn.mscale = rope.Number("mscale", 0, 100, 1);
+  yarn.mscale_all_dim = rope.Number("mscale_all_dim", 0, 100, 0);
+  if (problems.size() > before) return std::nullopt;
+
+  if (yarn.beta_fast < yarn.beta_slow) {
+    rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
+  }
+  // DeepSeek's code and transformers disagree on one of the two alone, unless it is mscale 1. No
+  // published config has one alone.
+  const bool both = yarn.mscale > 0 && yarn.mscale_all_dim > 0;
+  if (!both && (yarn.mscale_all_dim != 0 || yarn.mscale != 1)) {
+    rope.Refuse("mscale", "it needs \"mscale_all_dim\" beside it, both above 0");
+  } else if (both && rope.Find("mscale") == nullptr) {
+    rope.Refuse("mscale_all_dim", "it needs \"mscale\" beside it, both above 0");
+  }
+  if (rope.Find("attention_factor") != nullptr) {
+    rope.Refuse("attention_factor", "use \"mscale\" and \"mscale_all_dim\"");
+  }
+  return yarn;
+}
+
 void RefuseForeignRopeKeys(ConfigReader& rope, std::string_view method) {
   // Keys of YaRN beside "type": "default" ask for nothing.
   constexpr std::array kYarnKeys = {"factor",    "original_max_position_embeddings",

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "outrider/checkpoint/config_reader.h"
+#include "outrider/checkpoint/layer_spec.h"
 
 namespace outrider {
 
@@ -17,6 +20,10 @@ struct RopeObject {
 /// "rope_scaling", as models are published, or "rope_parameters", as transformers 5 writes it.
 /// Refuses what is no object, and two that say different things.
 RopeObject FindRope(ConfigReader& text);
+
+/// YaRN as DeepSeek's configs have it, or none where the object asks for no scaling. `problems` are
+/// the reader's. Refuses other scalings.
+std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems);
 
 /// Refuses every key of the object that the reader was not asked for and that `method` ("YaRN",
 /// "llama3") does not have.

@@ -55,9 +55,13 @@ std::string QuantizationText(const ModelConfig& config) {
       quantization.block_rows > 0
           ? fmt::format(" of {} x {}", quantization.block_rows, quantization.block_cols)
           : "";
-  return fmt::format("{}: {}{}, the rest {}", quantization.method,
+  const std::string experts =
+      quantization.experts_format
+          ? fmt::format(", routed experts {}", StoredFormatName(*quantization.experts_format))
+          : "";
+  return fmt::format("{}: {}{}{}, the rest {}", quantization.method,
                      quantization.format ? StoredFormatName(*quantization.format) : "not known",
-                     blocks, DTypeName(config.dtype));
+                     blocks, experts, DTypeName(config.dtype));
 }
 
 /// "; 18 layers" where a network mixes kinds of attention.

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/networks/eagle3_draft_model.h"
 
 namespace outrider {
@@ -26,7 +25,7 @@ void OpenModel(const EngineOptions& options, Checkpoints& opened) {
         options.model, options.model);
   }
   opened.model = OpenWeights(options, options.model, config, options.seed);
-  opened.facts.modules = IsHybrid(config.family) ? 0 : CountMtpLayers(*opened.model, config);
+  opened.facts.modules = CountMtpLayers(*opened.model, config);
 }
 
 void OpenDrafter(const EngineOptions& options, Checkpoints& opened) {

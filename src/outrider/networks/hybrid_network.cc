@@ -2,13 +2,12 @@
 
 #include <utility>
 
-#include "outrider/base/error.h"
-
 namespace outrider {
 
 HybridNetwork::HybridNetwork(ModelConfig config, HybridWeights weights,
                              const NetworkOptions& options)
-    : DecoderNetwork(std::move(config), options, /*num_modules=*/0), weights_(std::move(weights)) {
+    : DecoderNetwork(std::move(config), options, static_cast<int32_t>(weights.mtp.size())),
+      weights_(std::move(weights)) {
   int32_t state_heads = 0;
   for (DecoderLayer& layer : weights_.layers) {
     AddRotary(layer);
@@ -17,19 +16,25 @@ HybridNetwork::HybridNetwork(ModelConfig config, HybridWeights weights,
     layer.first_state_head = state_heads;
     state_heads += static_cast<int32_t>(kda->heads);
   }
+  for (MtpWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 
 void HybridNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                               const TargetTaps& taps) {
   const Context context = MakeContext();
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
-  RunLayers(
-      context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
-      {weights_.final_norm, static_cast<float>(config().rms_norm_eps), hidden.Rows(0, x.rows)});
+  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
+            NormTo(weights_.final_norm, hidden.Rows(0, x.rows)));
 }
 
-void HybridNetwork::RunMtp(const ModulePass& /*pass*/, KvCache& /*cache*/) {
-  OUTRIDER_CHECK(false, "no MTP modules are loaded");
+void HybridNetwork::RunMtp(const ModulePass& pass, KvCache& cache) {
+  const MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
+  RunModule(MakeContext(), weights_.embedding, w, pass, cache,
+            NormTo(w.output_norm, pass.hidden.Rows(0, pass.outputs.num_rows())));
+}
+
+NormOut HybridNetwork::NormTo(const float* weight, Tensor out) const {
+  return {weight, static_cast<float>(config().rms_norm_eps), out};
 }
 
 HeadRows HybridNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/, Tensor hidden,

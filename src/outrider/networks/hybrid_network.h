@@ -1,5 +1,6 @@
-// A network that mixes Kimi Delta Attention with latent attention: Kimi-Linear, Ling-3.0. It has no
-// MTP modules yet. What its head reads is normalised.
+// A network that mixes Kimi Delta Attention with latent attention: Kimi-Linear, Ling-3.0. What its
+// head and its MTP modules read is normalised. The modules have latent attention, so they leave
+// cache entries and no state.
 #pragma once
 
 #include "outrider/networks/decoder_network.h"
@@ -19,6 +20,8 @@ class HybridNetwork : public DecoderNetwork {
   void RunMtp(const ModulePass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
+
+  NormOut NormTo(const float* weight, Tensor out) const;
 
   HybridWeights weights_;
 };

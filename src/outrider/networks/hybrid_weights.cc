@@ -4,7 +4,6 @@
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/hybrid_names.h"
-#include "outrider/networks/deepseek_weights.h"
 
 namespace outrider {
 
@@ -66,10 +65,14 @@ void DeclareHybridMoe(WeightLoader& loader, const MoeSpec& moe, const HybridName
   loader.MoeExperts(&w->experts, experts);
 }
 
+std::string HybridLayerPrefix(const ModelConfig& c, int64_t index) {
+  return fmt::format("{}model.layers.{}.", c.tensor_prefix, index);
+}
+
 void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t index,
                         DecoderLayer* layer) {
   const HybridNames& names = HybridNamesOf(c.family);
-  const std::string prefix = fmt::format("{}model.layers.{}.", c.tensor_prefix, index);
+  const std::string prefix = HybridLayerPrefix(c, index);
   layer->spec = c.layer(index);
   layer->norm_eps = static_cast<float>(c.rms_norm_eps);
   LayerWeights* w = &layer->weights;
@@ -95,7 +98,7 @@ void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t inde
 }  // namespace
 
 void HybridWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
-  OUTRIDER_CHECK(num_modules == 0 && loader.ranks() == 1);
+  OUTRIDER_CHECK(loader.ranks() == 1);
   const std::string embedding_name =
       c.tensor_prefix + std::string(HybridNamesOf(c.family).embedding);
   loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
@@ -109,6 +112,17 @@ void HybridWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_
                 c.hidden_size, {.rows = Cut::kRows});
   if (c.tie_word_embeddings) {
     loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
+  }
+  mtp.resize(static_cast<size_t>(num_modules));
+  for (int m = 0; m < num_modules; ++m) {
+    const int64_t index = c.num_hidden_layers() + m;
+    const std::string prefix = HybridLayerPrefix(c, index);
+    MtpWeights& module = mtp[static_cast<size_t>(m)];
+    loader.Vector(&module.embedding_norm, prefix + "enorm.weight", c.hidden_size);
+    loader.Vector(&module.hidden_norm, prefix + "hnorm.weight", c.hidden_size);
+    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
+    DeclareHybridLayer(loader, c, index, &module.layer);
+    loader.Vector(&module.output_norm, prefix + "final_layernorm.weight", c.hidden_size);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/networks/decoder_network.h"
+#include "outrider/networks/deepseek_weights.h"
 #include "outrider/ops/weight_loader.h"
 
 namespace outrider {
@@ -17,8 +18,9 @@ struct HybridWeights {
   std::vector<DecoderLayer> layers;
   const float* final_norm = nullptr;
   Weight head;  // lm_head [vocab, hidden]
+  std::vector<MtpWeights> mtp;
 
-  /// Declares everything but `memory`. There are no modules.
+  /// Declares everything but `memory`, with so many MTP modules.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "outrider/base/error.h"
-#include "outrider/checkpoint/hybrid_names.h"
 
 namespace outrider {
 
@@ -56,9 +55,7 @@ void WeightLoader::Check(const ModelConfig& config) const {
     return name.substr(0, name.find('.', name.find('.', number) + 1) + 1);
   };
   // Modules that are there and not declared are fine; other layers behind the trunk are not.
-  int64_t layers = trunk + (modules_apart ? 0 : CountMtpLayers(source(), config));
-  // Theirs are not read yet, whatever their tensors are called.
-  if (IsHybrid(config.family)) layers = trunk + config.num_nextn_predict_layers;
+  const int64_t layers = trunk + (modules_apart ? 0 : CountMtpLayers(source(), config));
   for (const std::string& name : source().names()) {
     if (of_model(name) && name.ends_with(".eh_proj.weight") && LayerOf(name) < trunk) {
       throw InvalidArgument(

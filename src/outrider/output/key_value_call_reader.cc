@@ -69,6 +69,8 @@ class KeyValueCallReader : public ToolCallReader {
     const bool at_value = text->starts_with(kArgumentValueBegin);
     if (!at_pair && !at_key_end && !at_value) return Status::kMalformed;
     std::string_view name = Trimmed(header_.text());
+    // Ling-3.0 at times writes the line end behind it as these two characters.
+    if (name.ends_with("\\n")) name = Trimmed(name.substr(0, name.size() - 2));
     if (!at_pair) {
       // The first key's beginning is missing: the key is the header's last word.
       const size_t space = name.find_first_of(kSpace);

@@ -97,6 +97,12 @@ constexpr ToolFormat Glm47() {
   return format;
 }
 
+constexpr ToolFormat Ling3() {
+  ToolFormat format = Glm47();
+  format.name = "ling3";
+  return format;
+}
+
 constexpr ToolFormat kStep3p5 = {
     .name = "step3p5",
     .section_begin = "<tool_call>",
@@ -114,8 +120,9 @@ constexpr ToolFormat kStep3p5 = {
     .parameter_end = "</parameter>",
 };
 
-constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), DeepSeekV32(), kDeepSeekV4,
-                                     kKimiK2,     kGlm45,        Glm47(),       kStep3p5};
+constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), DeepSeekV32(),
+                                     kDeepSeekV4, kKimiK2,       kGlm45,
+                                     Glm47(),     Ling3(),       kStep3p5};
 
 const ToolFormat* Find(std::string_view name) {
   const auto* const found =
@@ -141,6 +148,7 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
   }
   // GLM-5, whose calls are GLM-4.7's.
   if (model_type.starts_with("glm_moe")) return Find("glm47");
+  if (model_type == "bailing_hybrid") return Find("ling3");
   if (model_type.starts_with("step3p5")) return Find("step3p5");
   return nullptr;
 }
@@ -175,7 +183,7 @@ std::vector<std::string> ToolParserNames() {
 // All of these models write <think>...</think>; the names are those that vLLM's users know.
 std::vector<std::string> ReasoningParserNames() {
   return {"auto",        "none",    "deepseek_r1", "deepseek_v3", "deepseek_v32",
-          "deepseek_v4", "kimi_k2", "glm45",       "step3p5"};
+          "deepseek_v4", "kimi_k2", "glm45",       "ling3",       "step3p5"};
 }
 
 OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,

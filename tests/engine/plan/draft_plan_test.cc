@@ -167,9 +167,11 @@ TEST(DraftPlan, LinearAttentionTakesNoDrafterOfItsOwn) {
   facts.modules = 0;
   facts.config.family = ModelFamily::kBailingHybrid;
   EXPECT_THAT(RefusalOf(facts, Eagle3), HasSubstr("networks with linear attention"));
-  EXPECT_THAT(RefusalOf(facts, Drafts(1)), HasSubstr("no MTP layer that is supported"));
-  EXPECT_THAT(DecisionOf("drafter", facts, NoChange), HasSubstr("of bailing_hybrid"));
-  EXPECT_EQ(PlanOf(facts, NoChange).warning, "");
+  EXPECT_THAT(RefusalOf(facts, Drafts(1)), HasSubstr("holds no MTP layer"));
+  facts.modules = 1;
+  EXPECT_THAT(RefusalOf(facts, Eagle3), HasSubstr("networks with linear attention"));
+  EXPECT_EQ(PlanOf(facts, NoChange).type, DrafterType::kRepeated);
+  EXPECT_EQ(PlanOf(facts, Drafts(5)).k, 5);
 }
 
 TEST(DraftPlan, DraftsAreOfAPartOfTheVocabulary) {
@@ -212,7 +214,9 @@ TEST(DraftPlan, SaysWhyTheDraftLengthIsWhatItIs) {
   EXPECT_EQ(length([](auto& o) { o.adaptive = false; }), "always 3 (adaptive is false)");
   EXPECT_THAT(length([](auto& o) { o.rejection_sample_method = RejectionMethod::kStandard; }),
               HasSubstr("match only"));
-  EXPECT_THAT(length([](auto& o) { o.num_speculative_tokens_per_batch_size = {{1, 4, 3}}; }),
+  EXPECT_THAT(length([](auto& o) {
+                o.num_speculative_tokens_per_batch_size = {{1, 4, 3}};
+              }),
               HasSubstr("by batch size"));
 }
 

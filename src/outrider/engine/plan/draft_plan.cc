@@ -59,15 +59,10 @@ DraftPlan PlanEagle3(const EngineOptions& options, const ModelFacts& model, Deci
 
 DraftPlan PlanWithoutModules(const EngineOptions& options, const ModelConfig& config,
                              Decisions& decisions) {
-  const bool hybrid = IsHybrid(config.family);
   if (const auto wanted = options.speculation.num_speculative_tokens) {
     throw InvalidArgument(
-        "num_speculative_tokens is {}, but {} holds no MTP layer{}: use 0, or the method ngram",
-        *wanted, options.model, hybrid ? " that is supported" : "");
-  }
-  if (hybrid && config.num_nextn_predict_layers > 0) {
-    return NoDrafts(decisions,
-                    "MTP modules of bailing_hybrid are not supported yet; the method ngram drafts");
+        "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
+        *wanted, options.model);
   }
   DraftPlan plan = NoDrafts(decisions, "the checkpoint has no MTP layer");
   const int64_t declared = config.dspark ? config.dspark->stages : config.num_nextn_predict_layers;
