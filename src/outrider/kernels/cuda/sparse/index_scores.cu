@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/sparse/index_scores.h"
@@ -47,7 +48,9 @@ void Check(const IndexScoresParams& params) {
 cudaError_t ScoreIndexKeys(const IndexScoresParams& params, cudaStream_t stream) {
   Check(params);
   if (params.num_rows == 0) return cudaSuccess;
-  static const cudaError_t allowed = AllowShared(ScoreIndexKeysKernel, sizeof(IndexScoresShared));
+  static OncePerDevice once;
+  const cudaError_t allowed =
+      once.Call([&] { return AllowShared(ScoreIndexKeysKernel, sizeof(IndexScoresShared)); });
   if (allowed != cudaSuccess) return allowed;
   static_assert(sizeof(IndexScoresShared) <= 232448, "one block per multiprocessor has 227 KB");
   const PagedEntries& entries = params.keys;

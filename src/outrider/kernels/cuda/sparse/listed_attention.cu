@@ -2,6 +2,7 @@
 #include <numbers>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_plan.cuh"
 
@@ -32,8 +33,9 @@ bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& lim
 template <bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
   static_assert(sizeof(LatentShared) <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed =
-      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(LatentShared));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call(
+      [&] { return AllowShared(AttendListedKernel<kSharedTiles>, sizeof(LatentShared)); });
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kListedThreads),
                          sizeof(LatentShared), stream, args, maps);
