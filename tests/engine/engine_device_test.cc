@@ -14,7 +14,7 @@ namespace {
 TEST(EngineDevice, TheOperationsOfAProcessorBelongToNobody) {
   EXPECT_EQ(MakeDeviceOps(DeviceKind::kCpu), nullptr);
   const OpenedDevice opened = OpenDevice(DeviceKind::kCpu);
-  EXPECT_EQ(opened.own_ops, nullptr);
+  EXPECT_TRUE(opened.own_ops.empty());
   EXPECT_EQ(opened.facts.chosen.kind, DeviceKind::kCpu);
   EXPECT_EQ(opened.facts.kernels, opened.ops->name());
   EXPECT_EQ(opened.facts.activation_type, opened.ops->activation_type());

@@ -20,7 +20,8 @@
 // With --hybrid 1 all models have linear attention: Kimi-Linears and Ling-3.0s.
 //
 // With --ranks N the processor's threads are N ranks that share each model that they can share (the
-// small ones have heads enough); each request alone runs on one.
+// small ones have heads enough); each request alone runs on one. With --device cuda ranks are
+// spread over the GPUs that there are, several on each where these are fewer.
 //
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
@@ -47,6 +48,7 @@
 #include "outrider/engine/engine_device.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/hopper_gpu.h"
 #endif
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
@@ -254,29 +256,48 @@ constexpr std::array kGpuV4Models = {
     ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
 };
 
-/// Of the processor, or of a GPU's operations.
-Disturbances DisturbancesOf(const Ops* ops) {
-  if (ops == nullptr) {
-    return {
-        .fill_with_ones = [](std::byte* memory, size_t bytes) { std::memset(memory, 0xFF, bytes); },
-        .stall = nullptr};
+/// Of the processor, or of GPUs' operations, by rank.
+Disturbances DisturbancesOf(const std::vector<const Ops*>& ranks) {
+  if (ranks.empty()) {
+    return {.fill_with_ones = [](size_t /*rank*/, std::byte* memory,
+                                 size_t bytes) { std::memset(memory, 0xFF, bytes); },
+            .stall = nullptr};
   }
 #ifdef OUTRIDER_ENGINE_CUDA
-  const cudaStream_t stream = static_cast<const cuda::CudaOps&>(*ops).stream();
+  // The device of the rank is the thread's meanwhile.
+  const auto in_stream_of = [ranks](size_t rank, auto act) {
+    ranks[rank]->UseOnThisThread();
+    act(static_cast<const cuda::CudaOps&>(*ranks[rank]).stream());
+    ranks.front()->UseOnThisThread();
+  };
   return {.fill_with_ones =
-              [stream](std::byte* memory, size_t bytes) {
-                cuda::CheckCuda(cudaMemsetAsync(memory, 0xFF, bytes, stream), "poison");
+              [in_stream_of](size_t rank, std::byte* memory, size_t bytes) {
+                in_stream_of(rank, [&](cudaStream_t stream) {
+                  cuda::CheckCuda(cudaMemsetAsync(memory, 0xFF, bytes, stream), "poison");
+                });
               },
           .stall =
-              [stream] {
+              [in_stream_of](size_t rank) {
                 const auto wait = [](void*) {
                   std::this_thread::sleep_for(std::chrono::microseconds(300));
                 };
-                cuda::CheckCuda(cudaLaunchHostFunc(stream, wait, nullptr), "stall");
+                in_stream_of(rank, [&](cudaStream_t stream) {
+                  cuda::CheckCuda(cudaLaunchHostFunc(stream, wait, nullptr), "stall");
+                });
               }};
 #else
   OUTRIDER_CHECK(false);
 #endif
+}
+
+/// GPUs of so many ranks, in turn those that there are; none without GPUs.
+std::vector<int> DevicesOf([[maybe_unused]] int32_t ranks) {
+  std::vector<int> devices;
+#ifdef OUTRIDER_ENGINE_CUDA
+  const int count = cuda::DescribeGpu().count;
+  for (int32_t rank = 0; rank < ranks; ++rank) devices.push_back(rank % std::max(count, 1));
+#endif
+  return devices;
 }
 
 class Fuzz {
@@ -291,7 +312,10 @@ class Fuzz {
         hybrid_(arguments.hybrid),
         ranks_(arguments.ranks),
         ops_(MakeDeviceOps(arguments.device)),
-        disturbances_(DisturbancesOf(ops_.get())),
+        own_rank_ops_(ranks_ == 1 ? MakeRankOps(DeviceKind::kCpu, {})
+                                  : MakeRankOps(arguments.device, DevicesOf(ranks_))),
+        rank_ops_(PointersTo(own_rank_ops_)),
+        disturbances_(DisturbancesOf(DisturbedOps())),
         random_(arguments.seed) {}
 
   int64_t preemptions() const { return preemptions_; }
@@ -306,6 +330,7 @@ class Fuzz {
     const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
     options.ranks = ranks_;
+    options.rank_ops = rank_ops_;
     if (!IsShared(options)) return 0;
     // A GPU is served over a thread of its own.
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
@@ -338,6 +363,7 @@ class Fuzz {
     }
     RunUntilIdle(*engine);
     AddSecondTurns(*engine, requests, together, aborted);
+    FinishWork();
     const bool crosses_roles =
         options.prefix_caching && options.fast_prefix && options.cache_form == KvCacheForm::kLatent;
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -362,6 +388,25 @@ class Fuzz {
 
  private:
   bool on_gpu() const { return ops_ != nullptr; }
+
+  /// Nothing runs on the GPUs of ranks when requests run alone in another stream: there are kernels
+  /// whose blocks wait for each other.
+  void FinishWork() const {
+#ifdef OUTRIDER_ENGINE_CUDA
+    for (const Ops* ops : rank_ops_) static_cast<const cuda::CudaOps*>(ops)->Synchronize();
+#endif
+  }
+
+  static std::vector<const Ops*> PointersTo(const std::vector<std::unique_ptr<Ops>>& ops) {
+    std::vector<const Ops*> pointers;
+    for (const auto& each : ops) pointers.push_back(each.get());
+    return pointers;
+  }
+  /// Of the GPUs that requests run on together.
+  std::vector<const Ops*> DisturbedOps() const {
+    if (!on_gpu() || !rank_ops_.empty()) return rank_ops_;
+    return {ops_.get()};
+  }
 
   static bool CanBeDisturbed(const TestEngineOptions& options) {
     return std::ranges::all_of(TestCacheConfig(options).groups, [](const CacheGroupSpec& group) {
@@ -678,7 +723,9 @@ class Fuzz {
   bool step_;
   bool hybrid_;
   int32_t ranks_;
-  std::unique_ptr<Ops> ops_;  // of a GPU, or null
+  std::unique_ptr<Ops> ops_;                        // of a GPU, or null
+  std::vector<std::unique_ptr<Ops>> own_rank_ops_;  // of several ranks on GPUs
+  std::vector<const Ops*> rank_ops_;
   Disturbances disturbances_;
   const int32_t heads_ = std::max(2, ranks_);  // of small models: all ranks can share them
   const TemporaryDirectory host_directory_;

@@ -15,6 +15,7 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/execute/step_runner.h"
@@ -35,7 +36,8 @@ namespace outrider {
 enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake, kBlock, kEagle3 };
 
 struct TestEngineOptions {
-  const Ops* ops = nullptr;  // null: the best of this machine's processor
+  const Ops* ops = nullptr;               // null: the best of this machine's processor
+  std::vector<const Ops*> rank_ops = {};  // of several ranks on GPUs, of each; else empty
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   /// kEagle3; with random weights if there are no others.
@@ -159,11 +161,14 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
                         options.drafter == DrafterKind::kBlock;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
-  const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
+  const Ops* ops = options.ops != nullptr ? options.ops : &cpu::GetCpuOps(SelectIsa());
+  if (inside.ranks && !options.rank_ops.empty()) {
+    ops = options.rank_ops[static_cast<size_t>(inside.ranks->place().rank)];
+    ops->UseOnThisThread();
+  }
   inside.model =
       LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                  {{options.ops != nullptr ? *options.ops : processor_ops, inside.pool.get(),
-                    inside.ranks.get()},
+                  {{*ops, inside.pool.get(), inside.ranks.get()},
                    options.dtype,
                    AttentionPlan(options.attention_backend, 1 + k,
                                  RowPathsOf(config.first_cached_layer(), options.cache_form))});
@@ -204,10 +209,18 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   return inside;
 }
 
+inline std::vector<std::unique_ptr<Communicator>> MakeTestCommunicators(
+    const TestEngineOptions& options) {
+  if (options.ranks == 1 || options.rank_ops.empty()) {
+    return MakeThreadCommunicators(options.ranks, options.rank_seconds);
+  }
+  return MakeRankCommunicators(DeviceKind::kCuda, options.rank_ops, options.rank_seconds);
+}
+
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
   std::vector<RankParts> ranks;
-  for (auto& communicator : MakeThreadCommunicators(options.ranks, options.rank_seconds)) {
+  for (auto& communicator : MakeTestCommunicators(options)) {
     ranks.push_back(MakeTestRank(options, options.ranks == 1 ? nullptr : std::move(communicator)));
   }
   const RankParts& inside = ranks.front();

@@ -16,10 +16,12 @@
 
 namespace outrider {
 
-/// What a device is asked to do.
+/// What the device of a rank is asked to do.
 struct Disturbances {
-  std::function<void(std::byte* memory, size_t bytes)> fill_with_ones;  // every bit: NaN
-  std::function<void()> stall;  // the device waits for a moment, the host does not; may be null
+  // Every bit: NaN.
+  std::function<void(size_t rank, std::byte* memory, size_t bytes)> fill_with_ones;
+  // The device waits for a moment, the host does not; may be null.
+  std::function<void(size_t rank)> stall;
 };
 
 class DisturbingExecutor : public Executor {
@@ -78,8 +80,8 @@ class DisturbingExecutor : public Executor {
     for (size_t g = 0; g < known.size(); ++g) {
       const std::vector<int32_t>& table = request.tables->blocks()[g];
       for (; known[g] < table.size(); ++known[g]) {
-        for (KvCache* cache : caches_) {
-          disturbances_.fill_with_ones(cache->layer(0).data + table[known[g]] * bytes,
+        for (size_t rank = 0; rank < caches_.size(); ++rank) {
+          disturbances_.fill_with_ones(rank, caches_[rank]->layer(0).data + table[known[g]] * bytes,
                                        static_cast<size_t>(bytes));
         }
       }
@@ -89,7 +91,8 @@ class DisturbingExecutor : public Executor {
   void Stall() {
     const uint32_t kind = random_() % 16;
     if (kind == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1000));
-    if (kind == 1 && disturbances_.stall) disturbances_.stall();
+    if (kind != 1 || !disturbances_.stall) return;
+    disturbances_.stall(caches_.size() == 1 ? 0 : random_() % caches_.size());
   }
 
   KvCache& cache_;  // of the first rank

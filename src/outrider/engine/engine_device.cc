@@ -1,5 +1,8 @@
 #include "outrider/engine/engine_device.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
 #include "outrider/base/processors.h"
@@ -8,6 +11,7 @@
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
+#include "outrider/ops/cuda/peer_communicator.h"
 #endif
 
 namespace outrider {
@@ -48,17 +52,101 @@ std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
 #endif
 }
 
-OpenedDevice OpenDevice(DeviceKind wanted) {
+std::vector<int> ChooseRankDevices([[maybe_unused]] int32_t ranks,
+                                   [[maybe_unused]] const std::vector<int>& wanted) {
+#ifdef OUTRIDER_ENGINE_CUDA
+  const cuda::GpuDescription gpu = cuda::DescribeGpu();
+  cuda::CheckIsHopper(gpu);
+  std::vector<int> devices = wanted;
+  if (devices.empty()) {
+    if (ranks > gpu.count) {
+      throw InvalidArgument(
+          "--tensor-parallel-size is {}, but {} can be used, and each rank needs its own: use {}, "
+          "or "
+          "--device cpu",
+          ranks, gpu.count == 1 ? "1 GPU" : fmt::format("{} GPUs", gpu.count),
+          gpu.count == 1 ? "1" : fmt::format("{} or fewer", gpu.count));
+    }
+    for (int device = 0; device < ranks; ++device) devices.push_back(device);
+  }
+  OUTRIDER_CHECK(std::cmp_equal(devices.size(), ranks));
+  cuda::CheckArePeers(devices);
+  return devices;
+#else
+  throw InvalidArgument("--device cuda: {}; or use --device cpu", kNoKernels);
+#endif
+}
+
+std::vector<std::unique_ptr<Ops>> MakeRankOps(DeviceKind device,
+                                              [[maybe_unused]] const std::vector<int>& devices) {
+  std::vector<std::unique_ptr<Ops>> ops;
+  if (device == DeviceKind::kCpu) return ops;
+#ifdef OUTRIDER_ENGINE_CUDA
+  std::vector<const cuda::CudaOps*> made;
+  for (const int gpu : devices) {
+    const auto same = std::ranges::find(made, gpu, &cuda::CudaOps::device);
+    auto own = std::make_unique<cuda::CudaOps>(gpu, static_cast<int32_t>(devices.size()),
+                                               same == made.end() ? nullptr : *same);
+    made.push_back(own.get());
+    ops.push_back(std::move(own));
+  }
+  made.front()->UseOnThisThread();
+#endif
+  return ops;
+}
+
+std::vector<std::unique_ptr<Communicator>> MakeRankCommunicators(
+    [[maybe_unused]] DeviceKind device, const std::vector<const Ops*>& ranks, double seconds) {
+#ifdef OUTRIDER_ENGINE_CUDA
+  if (device == DeviceKind::kCuda && ranks.size() > 1) {
+    std::vector<const cuda::CudaOps*> gpus;
+    for (const Ops* ops : ranks) gpus.push_back(static_cast<const cuda::CudaOps*>(ops));
+    return cuda::MakePeerCommunicators(gpus, seconds);
+  }
+#endif
+  return MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds);
+}
+
+void FinishPreparing([[maybe_unused]] DeviceKind device,
+                     [[maybe_unused]] const std::vector<const Ops*>& ranks) {
+#ifdef OUTRIDER_ENGINE_CUDA
+  if (device != DeviceKind::kCuda) return;
+  for (const Ops* ops : ranks) static_cast<const cuda::CudaOps*>(ops)->FinishPreparing();
+#endif
+}
+
+DeviceMemoryState LeastMemory(const std::vector<const Ops*>& ranks) {
+  DeviceMemoryState least = ranks.front()->memory();
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    ranks[i]->UseOnThisThread();
+    const DeviceMemoryState memory = ranks[i]->memory();
+    least.total = std::min(least.total, memory.total);
+    least.free = std::min(least.free, memory.free);
+  }
+  ranks.front()->UseOnThisThread();
+  return least;
+}
+
+OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks, const std::vector<int>& rank_devices) {
   const KernelTable& kernels = GetKernels(SelectIsa());
   OpenedDevice opened;
   opened.facts.chosen = ChooseDevice(wanted);
-  opened.own_ops = MakeDeviceOps(opened.facts.chosen.kind);
-  opened.ops = opened.own_ops ? opened.own_ops.get() : &cpu::GetCpuOps(SelectIsa());
+  const DeviceKind device = opened.facts.chosen.kind;
+  if (device == DeviceKind::kCuda && ranks > 1) {
+    opened.own_ops = MakeRankOps(device, ChooseRankDevices(ranks, rank_devices));
+  } else if (auto own = MakeDeviceOps(device)) {
+    opened.own_ops.push_back(std::move(own));
+  }
+  for (const auto& own : opened.own_ops) opened.ranks.push_back(own.get());
+  if (opened.ranks.empty()) {
+    opened.ranks.assign(static_cast<size_t>(ranks), &cpu::GetCpuOps(SelectIsa()));
+  }
+  opened.ops = opened.ranks.front();
   opened.facts.kernels = kernels.name;
   opened.facts.best_isa = IsaName(DetectIsa());
   opened.facts.max_fp8_weights_as_bf16 = kernels.max_fp8_weights_as_bf16;
   opened.facts.activation_type = opened.ops->activation_type();
-  opened.facts.memory = opened.ops->memory();
+  opened.facts.memory = LeastMemory(opened.ranks);
   opened.facts.host_memory = AvailableHostMemory();
   opened.facts.processors = UsableProcessors();
   opened.facts.memory_nodes = UsableMemoryNodes().size();

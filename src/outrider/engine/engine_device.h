@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "outrider/engine/engine_options.h"
 #include "outrider/engine/plan/facts.h"
 #include "outrider/ops/ops.h"
+#include "outrider/parallel/thread_communicator.h"
 
 namespace outrider {
 
@@ -16,14 +18,36 @@ ChosenDevice ChooseDevice(DeviceKind wanted);
 /// Throws Error where this build or machine has no such device.
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device);
 
+/// The GPUs of `ranks` ranks: `wanted` (EngineOptions::rank_devices), or the first ones. Throws
+/// Error where there are fewer GPUs, or one cannot reach the memory of another.
+std::vector<int> ChooseRankDevices(int32_t ranks, const std::vector<int>& wanted);
+
+/// Of ranks that share a model, the operations of each, by rank: on these GPUs, else none. Throws
+/// Error as MakeDeviceOps.
+std::vector<std::unique_ptr<Ops>> MakeRankOps(DeviceKind device, const std::vector<int>& devices);
+
+/// What brings ranks together whose operations these are, one for each by rank. A rank that another
+/// waits for longer than `seconds` counts as ended.
+std::vector<std::unique_ptr<Communicator>> MakeRankCommunicators(
+    DeviceKind device, const std::vector<const Ops*>& ranks, double seconds = kRankSeconds);
+
 struct OpenedDevice {
-  std::unique_ptr<Ops> own_ops;  // null: nobody owns them
-  const Ops* ops = nullptr;
+  std::vector<std::unique_ptr<Ops>> own_ops;  // by rank; empty: nobody owns them
+  std::vector<const Ops*> ranks;              // the operations of each rank
+  const Ops* ops = nullptr;                   // the first one's
   DeviceFacts facts;
 };
 
-/// The device with its operations, and what plans are to know of it and of this machine. Throws
-/// Error as MakeDeviceOps.
-OpenedDevice OpenDevice(DeviceKind wanted);
+/// The device with its operations, and what plans are to know of it and of this machine; of several
+/// ranks those of all. Throws Error as MakeDeviceOps and ChooseRankDevices.
+OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks = 1,
+                        const std::vector<int>& rank_devices = {});
+
+/// Waits for what the GPUs of ranks prepare beside the loading of weights, which may take one of
+/// them longer than the others would wait for it.
+void FinishPreparing(DeviceKind device, const std::vector<const Ops*>& ranks);
+
+/// Of the GPU of these that has the least, in all and free.
+DeviceMemoryState LeastMemory(const std::vector<const Ops*>& ranks);
 
 }  // namespace outrider

@@ -94,7 +94,7 @@ std::optional<HostFit> FitInHost(const EngineOptions& options, const PlannedEngi
 PlannedEngine Plan(const EngineOptions& options) {
   CheckOptions(options);
   PlannedEngine planned;
-  planned.device = OpenDevice(options.device);
+  planned.device = OpenDevice(options.device, options.tensor_parallel_size, options.rank_devices);
   planned.checkpoints = OpenCheckpoints(options);
   const DeviceFacts& device = planned.device.facts;
   const ModelFacts& model = planned.checkpoints.facts;
@@ -157,12 +157,14 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.config = planned.checkpoints.facts.config;
   LoadText(options, loaded);
 
-  auto maker = std::make_unique<ExecutorMaker>(options, plan, ops, std::move(planned.checkpoints));
+  auto maker = std::make_unique<ExecutorMaker>(options, plan, planned.device.ranks,
+                                               std::move(planned.checkpoints));
   maker->ReadWeights(std::move(planned.device.own_ops), progress);
   maker->WarmUpDevice(planned.scheduler);
   if (FillsGpu(options, plan.device)) {
     PlanPages(options, loaded.config,
-              MeasureGpu(options, ops.memory(), planned.weights.first_rank()), planned);
+              MeasureGpu(options, LeastMemory(planned.device.ranks), planned.weights.first_rank()),
+              planned);
   }
   Describe(planned, loaded);
   maker->MakeCaches(planned.scheduler.cache);

@@ -117,8 +117,12 @@ struct EngineOptions {
   std::string weight_version = {};  // a name for the weights, in answers; "": none
   uint64_t seed = 0;                // seeds requests that bring none
   int32_t num_threads = 0;          // 0: all processors this process may use; of all ranks together
-  /// Ranks that share the model: threads of this process, each with its part of the weights.
+  /// Ranks that share the model: threads of this process, on a GPU one for each, with their parts
+  /// of the weights.
   int32_t tensor_parallel_size = 1;
+  /// The GPU of each rank, by CUDA's numbers; empty: those of the first ones. Ranks may share one,
+  /// which is slow: tests ask for it where there is one GPU, and no flag does.
+  std::vector<int> rank_devices = {};
   bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   SpeculationOptions speculation = {};

@@ -1,7 +1,9 @@
 #include "outrider/engine/executor_maker.h"
 
+#include <exception>
 #include <filesystem>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -9,16 +11,17 @@
 #include "outrider/base/error.h"
 #include "outrider/base/host_memory.h"
 #include "outrider/base/thread_pool.h"
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/parallel/thread_communicator.h"
 
 namespace outrider {
 
@@ -91,24 +94,26 @@ ModelConfig ConfigOf(const std::string& folder, const ModelConfig& runs) {
 
 }  // namespace
 
-ExecutorMaker::ExecutorMaker(EngineOptions options, EnginePlan plan, const Ops& ops,
+ExecutorMaker::ExecutorMaker(EngineOptions options, EnginePlan plan, std::vector<const Ops*> ops,
                              Checkpoints checkpoints)
     : options_(std::move(options)),
       plan_(std::move(plan)),
-      ops_(ops),
+      ops_(std::move(ops)),
       checkpoints_(std::move(checkpoints)),
       folders_{options_.model,
                checkpoints_.facts.drafter ? options_.speculation.model : std::string()} {}
 
-void ExecutorMaker::ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress& progress) {
-  OUTRIDER_CHECK(ranks_.empty());
+void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
+                                const LoadProgress& progress) {
+  OUTRIDER_CHECK(ranks_.empty() && std::cmp_equal(ops_.size(), plan_.ranks));
   const ModelFacts& facts = checkpoints_.facts;
-  PreparePrompts(ops_, facts.config);
-  if (facts.drafter) PreparePrompts(ops_, facts.drafter->config);
-  for (auto& communicator : MakeThreadCommunicators(plan_.ranks)) {
+  for (auto& communicator : MakeRankCommunicators(plan_.device, ops_)) {
     const RankPlace place = communicator->place();
+    const Ops& ops = *ops_[static_cast<size_t>(place.rank)];
+    PreparePrompts(ops, OfOneRank(facts.config, place.ranks));
+    if (facts.drafter) PreparePrompts(ops, OfOneRank(facts.drafter->config, place.ranks));
     RankParts& rank = ranks_.emplace_back();
-    if (place.rank == 0) rank.ops = std::move(own_ops);
+    if (!own_ops.empty()) rank.ops = std::move(own_ops[static_cast<size_t>(place.rank)]);
     if (place.ranks > 1) rank.ranks = std::move(communicator);
     const ComputeThreads threads = ThreadsOf(plan_.threads, place);
     rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
@@ -116,7 +121,7 @@ void ExecutorMaker::ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress
     rank.probabilistic_drafts = options_.speculation.probabilistic_drafts;
     rank.logprobs_mode = options_.logprobs_mode;
     rank.num_slots = options_.max_num_seqs;
-    devices_.push_back({ops_, rank.pool.get(), rank.ranks.get()});
+    devices_.push_back({ops, rank.pool.get(), rank.ranks.get()});
   }
   weights_ = Read(checkpoints_, progress);
   checkpoints_.model.reset();
@@ -132,6 +137,7 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
   RanksProgress read(ranks, progress);
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
+    device.ops.UseOnThisThread();
     RankWeights& own = weights[static_cast<size_t>(i)];
     own.model = LoadNetwork(
         facts.config, plan_.drafts.modules, *checkpoints.model, form,
@@ -145,29 +151,53 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
         drafter, plan_.drafts.taps,
         LoadEagle3(drafter, *checkpoints.drafter, form, device, nullptr), *own.model);
   });
+  ops_.front()->UseOnThisThread();
   return weights;
 }
 
 void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
   if (plan_.device == DeviceKind::kCpu) return;
-  RankWeights& first = weights_.front();
-  const auto& layers = plan_.cache.layers;
-  const CacheNumbers numbers = plan_.numbers.cache();
   try {
-    const bool blocks = plan_.drafts.type == DrafterType::kBlocks;
-    WarmUp(*first.model, scheduler, plan_.drafts.k, first.model->num_mtp_modules() > 0 && !blocks,
-           layers, numbers);
-    const int64_t width = first.model->hidden_size();
-    if (blocks) {
-      WarmUp(*first.blocks, width, first.blocks->block_size(), scheduler, layers, numbers);
-    } else if (first.draft_model != nullptr) {
-      WarmUp(*first.draft_model, width, /*rows=*/1, scheduler, layers, numbers);
+    if (weights_.size() == 1) return WarmUpRank(weights_.front(), scheduler);
+    FinishPreparing(plan_.device, ops_);
+    // Passes of ranks meet, so each needs a thread from beginning to end.
+    std::mutex mutex;
+    std::exception_ptr first_error;
+    std::vector<std::jthread> threads;
+    for (size_t r = 0; r < weights_.size(); ++r) {
+      threads.emplace_back([&, r] {
+        const Device& device = devices_[r];
+        try {
+          device.ops.UseOnThisThread();
+          WarmUpRank(weights_[r], scheduler);
+        } catch (const std::exception& error) {
+          const std::lock_guard lock(mutex);
+          if (!first_error) first_error = std::current_exception();
+          device.ranks->End(error.what());
+        }
+      });
     }
+    threads.clear();
+    if (first_error) std::rethrow_exception(first_error);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(fmt::format(
         "the work space of the largest step does not fit beside the weights ({}): lower "
         "--max-model-len, --max-num-batched-tokens or --max-num-seqs",
         error.what()));
+  }
+}
+
+void ExecutorMaker::WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const {
+  const auto& layers = plan_.cache.layers;
+  const CacheNumbers numbers = plan_.numbers.cache();
+  const bool blocks = plan_.drafts.type == DrafterType::kBlocks;
+  WarmUp(*rank.model, scheduler, plan_.drafts.k, rank.model->num_mtp_modules() > 0 && !blocks,
+         layers, numbers);
+  const int64_t width = rank.model->hidden_size();
+  if (blocks) {
+    WarmUp(*rank.blocks, width, rank.blocks->block_size(), scheduler, layers, numbers);
+  } else if (rank.draft_model != nullptr) {
+    WarmUp(*rank.draft_model, width, /*rows=*/1, scheduler, layers, numbers);
   }
 }
 
@@ -206,10 +236,12 @@ std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank, RankWeights
 void ExecutorMaker::MakeCaches(const CacheConfig& cache) {
   OUTRIDER_CHECK(!ranks_.empty() && caches_.empty());
   for (size_t r = 0; r < ranks_.size(); ++r) {
+    ops_[r]->UseOnThisThread();
     ranks_[r].cache =
         std::make_unique<KvCache>(devices_[r], cache, plan_.cache.layers, plan_.numbers.cache());
     caches_.push_back(ranks_[r].cache.get());
   }
+  ops_.front()->UseOnThisThread();
 }
 
 std::unique_ptr<Executor> ExecutorMaker::Make() {
@@ -217,10 +249,12 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   drafters_.clear();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankParts& rank = ranks_[r];
+    ops_[r]->UseOnThisThread();
     rank.model = std::move(weights_[r].model);
     rank.drafter = MakeDrafter(rank, std::move(weights_[r]));
     drafters_.push_back(rank.drafter.get());
   }
+  ops_.front()->UseOnThisThread();
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
   auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
@@ -261,7 +295,8 @@ void ExecutorMaker::ReadOtherWeights(const WeightFolders& folders) {
 }
 
 void ExecutorMaker::CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const {
-  const int64_t bytes = MeasureWeights(ops_, checkpoints, plan_, plan_.numbers.weights).all_ranks();
+  const int64_t bytes =
+      MeasureWeights(*ops_.front(), checkpoints, plan_, plan_.numbers.weights).all_ranks();
   const std::optional<HostMemory> memory = AvailableHostMemory();
   if (!memory || bytes <= memory->available) return;
   throw Error(ErrorCode::kUnavailable,

@@ -21,15 +21,16 @@ namespace outrider {
 
 class ExecutorMaker {
  public:
-  /// plan: of these options and checkpoints; ops: of its device.
-  ExecutorMaker(EngineOptions options, EnginePlan plan, const Ops& ops, Checkpoints checkpoints);
+  /// plan: of these options and checkpoints; ops: of its device, of each rank.
+  ExecutorMaker(EngineOptions options, EnginePlan plan, std::vector<const Ops*> ops,
+                Checkpoints checkpoints);
 
   /// Reads the weights of the checkpoints, which it closes. own_ops: `ops`, to be kept as long as
-  /// the executor; null: they belong to nobody.
-  void ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress& progress);
+  /// the executor; empty: they belong to nobody.
+  void ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops, const LoadProgress& progress);
 
-  /// On a GPU, passes of the largest step, with the weights that were read. Throws Error where
-  /// their work space does not fit.
+  /// On a GPU, passes of the largest step on every rank, with the weights that were read. Throws
+  /// Error where their work space does not fit.
   void WarmUpDevice(const SchedulerConfig& scheduler);
 
   /// The caches of all executors. Before the first one, after ReadWeights.
@@ -68,6 +69,7 @@ class ExecutorMaker {
   };
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
+  void WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const;
   /// What of `weights` is not the model.
   std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, RankWeights weights) const;
   /// Throws Error where the weights do not fit beside what there is.
@@ -75,8 +77,8 @@ class ExecutorMaker {
 
   const EngineOptions options_;
   const EnginePlan plan_;
-  const Ops& ops_;
-  Checkpoints checkpoints_;  // once the weights were read: facts only
+  const std::vector<const Ops*> ops_;  // by rank
+  Checkpoints checkpoints_;            // once the weights were read: facts only
   WeightFolders folders_;
   std::vector<Device> devices_;       // by rank
   std::vector<RankParts> ranks_;      // of which the next executor is made

@@ -22,7 +22,11 @@ constexpr double kSecondsAwake = 0.002;
 
 RankTeam::RankTeam(std::vector<RankParts> parts, double seconds) : seconds_(seconds) {
   OUTRIDER_CHECK(!parts.empty());
-  for (RankParts& part : parts) ranks_.push_back(std::make_unique<Rank>(std::move(part)));
+  for (RankParts& part : parts) {
+    part.model->device().ops.UseOnThisThread();
+    ranks_.push_back(std::make_unique<Rank>(std::move(part)));
+  }
+  first().ops().UseOnThisThread();
   for (size_t i = 1; i < ranks_.size(); ++i) {
     Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
     worker.thread = std::thread([this, &worker, i] {
@@ -70,6 +74,7 @@ void RankTeam::Run(FunctionRef<void(Rank&)> part) {
 bool RankTeam::RunPart(Rank& rank) {
   try {
     rank.ThrowIfEnded();
+    rank.ops().UseOnThisThread();
     (*part_)(rank);
     return true;
   } catch (const std::exception& error) {

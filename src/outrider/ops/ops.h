@@ -72,6 +72,10 @@ class Ops {
 
   virtual std::string_view name() const = 0;
 
+  /// Before the first call on a thread, where operations of several devices are used: the device is
+  /// the thread's from then on.
+  virtual void UseOnThisThread() const {}
+
   // Facets; null where the device lacks them. A network that needs one is refused before anything
   // is loaded (support.h).
 

@@ -177,7 +177,7 @@ std::vector<OptionRow> EngineOptionRows() {
          s.engine.attention_backend = ParseAttentionBackend(v);
        }},
       {"tensor-parallel-size", one, "Batching", "N", "1",
-       "Ranks that share the model, each with its part of the weights; on a processor they are "
+       "Ranks that share the model, each with its part of the weights: GPUs, or on a processor "
        "threads. Output does not depend on it",
        every,
        [](Settings& s, const OptionValue& v) {

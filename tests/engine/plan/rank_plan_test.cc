@@ -24,12 +24,19 @@ TEST(RankPlan, RanksShareHeadsOnAProcessor) {
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 4}), "");
   EXPECT_THAT(RefusalOf({.tensor_parallel_size = 3}), HasSubstr("--tensor-parallel-size"));
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 1}, DeviceKind::kCuda), "");
-  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda),
-            "--tensor-parallel-size is 2, but several GPUs are not supported yet: use 1, or "
-            "--device cpu");
   ModelFacts drafter = TinyV3WithEagle3();
   std::get<MlaSpec>(drafter.drafter->config.layers.front().attention).heads = 3;
   EXPECT_NE(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCpu, drafter), "");
+}
+
+TEST(RankPlan, SeveralGpusRunWhatTheyAreTestedWith) {
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda), "");
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, TinyDSpark()),
+            "--tensor-parallel-size is 2, but several GPUs lack attention to compressed entries "
+            "(DeepSeek-V4): use 1, or --device cpu");
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2, .rank_devices = {0, 1}}, DeviceKind::kCuda), "");
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2, .rank_devices = {0, 0}}, DeviceKind::kCuda),
+            "ranks that share a GPU need --kv-cache-memory-bytes");
 }
 
 TEST(RankPlan, EveryRankHasAThread) {
@@ -44,6 +51,10 @@ TEST(RankPlan, SaysThatThereAreSeveral) {
   EXPECT_THAT(decisions, IsEmpty());
   PlanRanks({.tensor_parallel_size = 2}, TinyV3(), DeviceKind::kCpu, decisions);
   EXPECT_THAT(DecisionOn("ranks", decisions), HasSubstr("2, threads of this process"));
+  decisions.clear();
+  PlanRanks({.tensor_parallel_size = 2}, TinyV3(), DeviceKind::kCuda, decisions);
+  EXPECT_THAT(DecisionOn("ranks", decisions), HasSubstr("2, GPUs of this process"));
+  EXPECT_THAT(DecisionOn("steps of ranks", decisions), HasSubstr("operation by operation"));
 }
 
 TEST(ThreadPlan, OnlyATeamThatTakesAllProcessorsIsPinned) {

@@ -1,30 +1,62 @@
 #include "outrider/engine/plan/rank_plan.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <variant>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/rank_config.h"
 
 namespace outrider {
 
+namespace {
+
+/// What of the network several GPUs do not run, though one does; "": nothing.
+std::string LackOfGpus(const ModelConfig& config) {
+  for (const LayerSpec& layer : config.layers) {
+    if (std::holds_alternative<CompressedSpec>(layer.attention)) {
+      return "attention to compressed entries (DeepSeek-V4)";
+    }
+  }
+  return "";
+}
+
+/// GPUs that have several ranks each get the caches of all of them.
+void CheckSharedGpus(const EngineOptions& options) {
+  const std::set<int> different(options.rank_devices.begin(), options.rank_devices.end());
+  if (different.size() == options.rank_devices.size() || options.kv_cache_memory_bytes) return;
+  throw InvalidArgument("ranks that share a GPU need --kv-cache-memory-bytes");
+}
+
+}  // namespace
+
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions) {
   constexpr const char* kFlag = "--tensor-parallel-size";
   const int32_t ranks = options.tensor_parallel_size;
-  if (device != DeviceKind::kCpu && ranks != 1) {
-    throw InvalidArgument(
-        "{} is {}, but several GPUs are not supported yet: use 1, or --device cpu", kFlag, ranks);
-  }
   CheckRanks(model.config, ranks, kFlag);
   if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag);
   if (ranks == 1) return;
+  if (device != DeviceKind::kCpu) {
+    if (const std::string lack = LackOfGpus(model.config); !lack.empty()) {
+      throw InvalidArgument("{} is {}, but several GPUs lack {}: use 1, or --device cpu", kFlag,
+                            ranks, lack);
+    }
+    CheckSharedGpus(options);
+  }
   if (options.num_threads > 0 && options.num_threads < ranks) {
     throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
                           options.num_threads, ranks, ranks);
   }
+  const bool on_gpus = device != DeviceKind::kCpu;
   decisions.push_back(
-      {"ranks", fmt::format("{}, threads of this process", ranks),
+      {"ranks", fmt::format("{}, {} of this process", ranks, on_gpus ? "GPUs" : "threads"),
        fmt::format("{}: each has its part of the weights and of the heads", kFlag)});
+  if (!on_gpus) return;
+  decisions.push_back({"steps of ranks", "launched operation by operation",
+                       "steps of several GPUs are not recorded as graphs yet: the host's launches "
+                       "bound the speed of short steps"});
 }
 
 ComputeThreads PlanThreads(const EngineOptions& options, const std::vector<int>& processors) {

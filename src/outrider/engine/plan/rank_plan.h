@@ -12,7 +12,7 @@
 
 namespace outrider {
 
-/// Throws Error if so many ranks cannot share the model, or do not run on the device.
+/// Throws Error if so many ranks cannot share the model, or several do not run it on the device.
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions);
 

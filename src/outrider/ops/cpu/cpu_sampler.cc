@@ -23,11 +23,6 @@ bool Follows(const Context& context, const HeadRows& rows) {
   return true;
 }
 
-/// The tokens that rank 0 drew, which all ranks go on with.
-void ShareTokens(const Context& context, std::span<int32_t> tokens) {
-  if (context.place().ranks > 1) context.ranks->Broadcast(0, std::as_writable_bytes(tokens));
-}
-
 }  // namespace
 
 MatrixView<float> CpuSampler::Logits(const Context& context, const HeadRows& rows, size_t first,
@@ -103,7 +98,16 @@ void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
 void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                       std::span<const DrawRequest> requests, const DraftTokens& among,
                       std::span<int32_t> tokens) {
-  if (Follows(context, rows)) return ShareTokens(context, tokens);
+  if (!Follows(context, rows)) {
+    DrawFirst(context, rows, requests, among, tokens);
+    EndHead(context);
+  }
+  ShareTokens(context, tokens);
+}
+
+void CpuSampler::DrawFirst(const Context& context, const HeadRows& rows,
+                           std::span<const DrawRequest> requests, const DraftTokens& among,
+                           std::span<int32_t> tokens) {
   const auto gather = [&](bool drawn) -> HeadRows {
     group_.clear();
     group_rows_.clear();
@@ -132,8 +136,6 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                             requests[i].draw, ByToken(among, logits.row(row), thread));
     });
   }
-  EndHead(context);
-  ShareTokens(context, tokens);
 }
 
 std::span<const float> CpuSampler::ByToken(const DraftTokens& among, const float* logits,

@@ -23,6 +23,11 @@ class CpuSampler : public StepSampler {
              std::span<const ScoreRequest> requests) override;
 
  protected:
+  /// Draw on the first rank, which may ask the others for more logits afterwards; they do not get
+  /// the tokens.
+  void DrawFirst(const Context& context, const HeadRows& rows,
+                 std::span<const DrawRequest> requests, const DraftTokens& among,
+                 std::span<int32_t> tokens);
   /// logits[i] = head x[rows[i]] of the first logits.cols tokens, in the host's memory.
   virtual void MakeLogits(const Context& context, const HeadRows& rows, MatrixView<float> logits);
 

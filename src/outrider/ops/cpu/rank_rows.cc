@@ -132,6 +132,10 @@ void EndHead(const Context& context) {
   Broadcast(context, std::span(&call, 1));
 }
 
+void ShareTokens(const Context& context, std::span<int32_t> tokens) {
+  if (context.place().ranks > 1) Broadcast(context, tokens);
+}
+
 void FollowHead(const Context& context, Tensor x, const Weight& head) {
   OUTRIDER_CHECK(context.place().rank > 0);
   std::vector<int32_t> rows;

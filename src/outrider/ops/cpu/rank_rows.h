@@ -1,5 +1,5 @@
 // CpuOps of several ranks: what brings rows together whose columns the ranks have parts of. With
-// one rank nothing is done.
+// one rank nothing is done. What is said here of heads holds for all devices' samplers.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,9 @@ void LeadHead(const Context& context, bool choice, std::span<const int32_t> rows
 void EndHead(const Context& context);
 /// On other ranks: takes part in the calls until rank 0 ends. x: what the head reads.
 void FollowHead(const Context& context, Tensor x, const Weight& head);
+
+/// The tokens that rank 0 drew, which all ranks go on with.
+void ShareTokens(const Context& context, std::span<int32_t> tokens);
 
 /// The parts of the first num_tokens of a head's `size` rows, by rank.
 std::span<const Share> HeadShares(const Context& context, int64_t size, int64_t num_tokens);

@@ -2,6 +2,7 @@
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
 #include "outrider/ops/cuda/kernel_arguments.h"
+#include "outrider/ops/cuda/peer_rows.h"
 #include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
@@ -29,12 +31,22 @@ bool Follows(const void* first, size_t bytes, const void* second) {
   return static_cast<const std::byte*>(first) + bytes == second;
 }
 
+/// Whether a product with such a weight exchanges numbers with other ranks.
+bool IsBroughtTogether(const WeightCut& cut) {
+  return cut.input != Cut::kNone || cut.rows == Cut::kRows;
+}
+bool IsShared(const Context& context, const Product& p) {
+  return context.place().ranks > 1 && IsBroughtTogether(p.w->cut);
+}
+
 /// Whether two products are one with a weight that is both of theirs: the weights and the results
 /// lie side by side (WeightLoader::SideBySide).
 bool AreOne(const Product& a, const Product& b) {
   const PackedWeight& first = Packed(*a.w);
   const PackedWeight& second = Packed(*b.w);
-  const auto plain = [](const Product& p) { return !p.accumulate && !p.silu_mul && p.groups == 1; };
+  const auto plain = [](const Product& p) {
+    return !p.accumulate && !p.silu_mul && p.groups == 1 && !IsBroughtTogether(p.w->cut);
+  };
   const bool same_rows = a.x.data == b.x.data && a.x.rows == b.x.rows && a.x.stride == b.x.stride;
   const bool one_weight =
       second.format == first.format && first.segments != 0 && first.segments == second.segments &&
@@ -49,18 +61,28 @@ bool AreOne(const Product& a, const Product& b) {
 }
 
 /// The first thing that is asked of the device, so that one that will not do is refused in words.
-cudaStream_t MakeStream() {
-  CheckIsHopper(DescribeGpu());
+std::shared_ptr<CUstream_st> MakeStream(int device) {
+  CheckIsHopper(DescribeGpu(device));
+  CheckCuda(cudaSetDevice(device), "the current device");
   cudaStream_t stream = nullptr;
   CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-  return stream;
+  return {stream, cudaStreamDestroy};
 }
 
 }  // namespace
 
-CudaOps::CudaOps() : stream_(MakeStream()), idle_(std::make_unique<IdleClock>(stream_)) {}
+CudaOps::CudaOps(int device, int32_t ranks, const CudaOps* same_device)
+    : device_(device),
+      ranks_(ranks),
+      own_stream_(same_device == nullptr ? MakeStream(device) : same_device->own_stream_),
+      stream_(own_stream_.get()),
+      idle_(std::make_unique<IdleClock>(stream_)) {
+  OUTRIDER_CHECK(same_device == nullptr || same_device->device_ == device);
+}
 
-CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
+CudaOps::~CudaOps() = default;
+
+void CudaOps::UseOnThisThread() const { CheckCuda(cudaSetDevice(device_), "the current device"); }
 
 void CudaOps::Synchronize() const {
   CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
@@ -148,7 +170,8 @@ std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
 }
 
 std::unique_ptr<Replayer> CudaOps::MakeReplayer() const {
-  return std::make_unique<CudaReplayer>(*this);
+  // A rank's host meets the others' in every exchange, which a recorded step would not do.
+  return std::make_unique<CudaReplayer>(*this, /*records=*/ranks_ == 1);
 }
 
 std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
@@ -273,6 +296,10 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     if (p.x.rows == 0) continue;
+    if (IsShared(context, p)) {
+      MultiplyShared(context, p);
+      continue;
+    }
     PackedWeight all = Packed(*p.w);
     Tensor y = p.y;
     while (i + 1 < products.size() && AreOne(products[i], products[i + 1])) {
@@ -281,6 +308,20 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
     }
     MultiplyOne(context, p, all, y);
   }
+}
+
+void CudaOps::MultiplyShared(const Context& context, const Product& p) const {
+  const Scratch::Frame frame(context.arena);
+  const WeightCut cut = p.w->cut;
+  Product own = p;
+  if (cut.input != Cut::kNone) {
+    own.x = Gathered(context, Readable(context, p.x, DType::kBF16, stream_), cut.input, p.w->cols);
+  }
+  if (cut.rows != Cut::kRows) return MultiplyOne(context, own, Packed(*p.w), p.y);
+  OUTRIDER_CHECK(!p.silu_mul && p.groups == 1 && p.y.cols == p.w->rows);
+  const Share columns = OwnShare(context, cut.rows, p.y.cols);
+  MultiplyOne(context, own, Packed(*p.w), p.y.Columns(columns.first, columns.count));
+  GatherInPlace(context, p.y, cut.rows);
 }
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
@@ -368,18 +409,25 @@ void CudaOps::HeadAt(const Context& context, Tensor x, const int32_t* rows, cons
 void CudaOps::HeadOf(const Context& context, Tensor x, const Weight& w, Tensor logits) const {
   const Scratch::Frame frame(context.arena);
   const Tensor read = Readable(context, x, DType::kBF16, stream_);
-  const bool in_place = logits.cols == w.rows && Fits(logits, DType::kF32);
-  const Tensor all = in_place ? logits : TakeRows(context, DType::kF32, logits.rows, w.rows);
+  const bool wanted = logits.data != nullptr;
+  const bool in_place = wanted && logits.cols == w.rows && Fits(logits, DType::kF32);
+  const Tensor all = in_place ? logits
+                     : wanted ? TakeRows(context, DType::kF32, logits.rows, w.rows)
+                              : Tensor(nullptr, DType::kF32, logits.rows, w.rows, w.rows);
+  const bool alone = context.place().ranks == 1;
+  const Share own = OwnShare(context, Cut::kRows, w.rows);
+  const Tensor part = alone ? all : TakeRows(context, DType::kF32, logits.rows, own.count);
   MatMulParams params;
   params.rows = Int(read.rows);
   params.x = read.data;
   params.x_stride = read.stride;
   params.w = Packed(w);
-  params.y = all.data;
-  params.y_stride = all.stride;
+  params.y = part.data;
+  params.y_stride = part.stride;
   params.y_type = OutputType::kF32;
   MatMul(params, stream_);
-  if (!in_place) CopyTensor(all.Columns(0, logits.cols), logits, stream_);
+  if (!alone) Gather(context, std::array{SharedTensor{part, all, Cut::kRows}});
+  if (wanted && !in_place) CopyTensor(all.Columns(0, logits.cols), logits, stream_);
 }
 
 void CudaOps::HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
@@ -393,12 +441,18 @@ void CudaOps::HeadChoice(const Context& context, Tensor x, std::span<const int32
   for (size_t first = 0; first < rows.size(); first += kRows) {
     const Scratch::Frame tile(context.arena);
     const size_t count = std::min(kRows, rows.size() - first);
+    if (context.place().rank > 0) {  // rank 0 chooses
+      Head(context, x, rows.subspan(first, count), w,
+           Tensor(nullptr, static_cast<int64_t>(count), w.rows));
+      continue;
+    }
     const Tensor logits = TakeRows(context, DType::kF32, static_cast<int64_t>(count), w.rows);
     Head(context, x, rows.subspan(first, count), w, logits);
     CheckCuda(FindLargest(static_cast<const float*>(logits.data), logits.rows, num_tokens,
                           logits.stride, places + first, stream_),
               "likeliest tokens");
   }
+  if (context.place().rank > 0) return;
   CheckCuda(
       cudaMemcpyAsync(tokens.data(), places, tokens.size_bytes(), cudaMemcpyDeviceToHost, stream_),
       "likeliest tokens");

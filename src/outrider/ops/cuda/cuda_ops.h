@@ -40,9 +40,10 @@
 
 namespace outrider::cuda {
 
-/// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
-/// time. Calls launch work and return; those that give results to the host wait for them. Their
-/// context's operand type is bfloat16. Throws Error for what CUDA says.
+/// Runs on one device. Contexts of its calls have arenas that it made (MakeArena); one thread at a
+/// time, for which the device is the current one (UseOnThisThread). Calls launch work and return;
+/// those that give results to the host wait for them. Their context's operand type is bfloat16. Of
+/// several ranks contexts have PeerCommunicators. Throws Error for what CUDA says.
 class CudaOps : public Ops,
                 public MlaOps,
                 public MoeOps,
@@ -54,12 +55,17 @@ class CudaOps : public Ops,
                 public ChosenExpertOps,
                 public BlockDraftOps {
  public:
-  /// Throws Error as CheckIsHopper (hopper_gpu.h).
-  CudaOps();
+  /// On device 0. Throws Error as CheckIsHopper (hopper_gpu.h).
+  CudaOps() : CudaOps(0, /*ranks=*/1, nullptr) {}
+  /// Of one of `ranks` ranks; where they are several, passes are launched one operation at a time.
+  /// same_device: another's on the device, or null. They share a stream: kernels whose blocks wait
+  /// for each other need the device for themselves.
+  CudaOps(int device, int32_t ranks, const CudaOps* same_device);
   ~CudaOps() override;
   CudaOps(const CudaOps&) = delete;
   CudaOps& operator=(const CudaOps&) = delete;
 
+  int device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
   /// Waits until all that was launched is done.
   void Synchronize() const;
@@ -88,6 +94,7 @@ class CudaOps : public Ops,
   int64_t compressed_plans() const { return compressed_plans_; }
 
   std::string_view name() const override { return "cuda"; }
+  void UseOnThisThread() const override;
   const MlaOps* mla() const override { return this; }
   const MoeOps* moe() const override { return this; }
   const PerHeadOps* per_head() const override { return this; }
@@ -112,6 +119,8 @@ class CudaOps : public Ops,
   void CopyFromHost(std::span<const std::byte> from, std::byte* to) const override;
   size_t arena_reach() const override;
   void PreparePrompts(const MlaShape& shape) const override;
+  /// Waits for what PreparePrompts has begun.
+  void FinishPreparing() const;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
@@ -211,6 +220,8 @@ class CudaOps : public Ops,
 
  private:
   void ReserveResults(size_t num_tokens, size_t bytes) const;
+  /// A product with a weight that ranks share: brings its input together, or its columns.
+  void MultiplyShared(const Context& context, const Product& product) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
   /// A product for each group, where one does not fit (FitsGroups): the same bits.
@@ -302,7 +313,10 @@ class CudaOps : public Ops,
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                        const PromptGroup& prompts, const AttentionArgs& args, uint64_t batch) const;
 
-  cudaStream_t stream_;
+  int device_;
+  int32_t ranks_;
+  std::shared_ptr<CUstream_st> own_stream_;
+  cudaStream_t stream_;  // that one
   std::unique_ptr<IdleClock> idle_;
   mutable std::function<void()> look_;
   // Work space that outlives calls; one thread at a time.

@@ -17,9 +17,9 @@ constexpr size_t kMostGraphs = 512;
 void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inputs,
                        const std::function<void()>& run) {
   ops_.WorkBegins();
-  const bool recordable = std::ranges::all_of(inputs, [](const StepInputs* rows) {
-    return rows->num_rows() == 0 || Cast(*rows).rounded();
-  });
+  const bool recordable = records_ && std::ranges::all_of(inputs, [](const StepInputs* rows) {
+                            return rows->num_rows() == 0 || Cast(*rows).rounded();
+                          });
   if (!recordable) {
     ++counts_.launched;
     return run();

@@ -15,7 +15,8 @@ namespace outrider::cuda {
 
 class CudaReplayer : public Replayer {
  public:
-  explicit CudaReplayer(const CudaOps& ops) : ops_(ops) {}
+  /// records: else every run is launched as it is.
+  CudaReplayer(const CudaOps& ops, bool records) : ops_(ops), records_(records) {}
   ~CudaReplayer() override { Clear(); }
   CudaReplayer(const CudaReplayer&) = delete;
   CudaReplayer& operator=(const CudaReplayer&) = delete;
@@ -34,6 +35,7 @@ class CudaReplayer : public Replayer {
   void Clear();
 
   const CudaOps& ops_;
+  bool records_;
   int64_t memory_version_ = 0;  // CudaOps::memory_version, that the graphs were recorded with
   std::map<std::vector<uint64_t>, Graph> graphs_;
   ReplayCounts counts_;

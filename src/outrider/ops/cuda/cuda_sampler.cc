@@ -5,6 +5,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
+#include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/request_sampling.h"
 #include "outrider/ops/tokens_on_device.h"
@@ -109,6 +110,7 @@ RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRo
 
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
                          std::span<const VerifyRequest> requests) {
+  if (context.place().rank > 0) return host_.Verify(context, rows, {});
   now_.Assign(requests);
   drawn_rows_.clear();
   drawn_requests_.clear();
@@ -187,6 +189,25 @@ void CudaSampler::Wait(Ticket ticket) {
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,
                        std::span<const DrawRequest> requests, const DraftTokens& among,
                        std::span<int32_t> tokens) {
+  if (context.place().rank > 0) return host_.Draw(context, rows, {}, among, tokens);
+  DrawToPlaces(context, rows, requests, among, tokens);
+  if (!host_draws_.empty()) {
+    host_drafts_.resize(host_draws_.size());
+    host_.DrawFirst(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among,
+                    host_drafts_);
+    for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
+  }
+  if (context.place().ranks == 1) return;
+  // Places are of this device: the others go on with the tokens themselves, and so do we.
+  ops_.ReadTokens();
+  for (int32_t& token : tokens) token = ops_.ReadToken(token);
+  cpu::EndHead(context);
+  cpu::ShareTokens(context, tokens);
+}
+
+void CudaSampler::DrawToPlaces(const Context& context, const HeadRows& rows,
+                               std::span<const DrawRequest> requests, const DraftTokens& among,
+                               std::span<int32_t> tokens) {
   drawn_rows_.clear();
   host_draws_.clear();
   host_draw_requests_.clear();
@@ -217,10 +238,6 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
     ops_.DraftsAreDrawn();
     drawer_.DrawToPlaces(context, rows, among.rows, drawn_rows_, OnDevice(among.ids));
   }
-  if (host_draws_.empty()) return;
-  host_drafts_.resize(host_draws_.size());
-  host_.Draw(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among, host_drafts_);
-  for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
 }
 
 const int32_t* CudaSampler::OnDevice(std::span<const int32_t> ids) {
@@ -239,6 +256,7 @@ const int32_t* CudaSampler::OnDevice(std::span<const int32_t> ids) {
 
 void CudaSampler::Score(const Context& context, const HeadRows& rows,
                         std::span<const ScoreRequest> requests) {
+  if (context.place().rank > 0) return host_.Score(context, rows, {});
   drawn_rows_.clear();
   drawn_requests_.clear();
   host_scores_.clear();

@@ -41,6 +41,7 @@ class CudaSampler : public StepSampler {
   class HostSampler : public cpu::CpuSampler {
    public:
     using CpuSampler::CpuSampler;
+    using CpuSampler::DrawFirst;
 
    private:
     void MakeLogits(const Context& context, const HeadRows& rows,
@@ -72,6 +73,10 @@ class CudaSampler : public StepSampler {
   /// The result of the nth request that was drawn, from `first_row` of what was drawn.
   void GiveResult(const VerifyRequest& request, VerifyInput input,
                   const RowDrawer::HostResults& drawn, size_t n, size_t first_row);
+  /// Draws what the kernel draws, at the requests' places; notes the rest in host_draws_.
+  void DrawToPlaces(const Context& context, const HeadRows& rows,
+                    std::span<const DrawRequest> requests, const DraftTokens& among,
+                    std::span<int32_t> tokens);
   /// What the kernel draws for `request`; false: the host draws.
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.

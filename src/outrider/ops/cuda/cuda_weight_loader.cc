@@ -78,7 +78,7 @@ bool IsApart(const std::vector<MlpParts>& shared, const std::vector<MlpParts>& e
 
 CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm& form,
                                    cudaStream_t stream)
-    : source_(source), stream_(stream), memory_(std::make_unique<Memory>()) {
+    : source_(source), place_(form.place), stream_(stream), memory_(std::make_unique<Memory>()) {
   if (form.compute_dtype != DType::kBF16) {
     throw InvalidArgument("the GPU computes in bfloat16, not in {}: --dtype bfloat16 runs there",
                           DTypeName(form.compute_dtype));
@@ -88,7 +88,47 @@ CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm&
         "--quantization int8 is the CPU's: on the GPU weights stay as they are stored, bfloat16, "
         "FP8 or 4 bits");
   }
-  OUTRIDER_CHECK(form.place.ranks == 1, "cuts are the processor's");
+}
+
+TensorPart CudaWeightLoader::OwnPart(TensorPart whole, Cut cut) const {
+  const Share own = OwnShare(cut, whole.rows);
+  whole.first_row += own.first;
+  whole.rows = own.count;
+  return whole;
+}
+
+MlpParts CudaWeightLoader::OwnMlp(const MlpParts& whole) const {
+  return {OwnPart(whole.gate, Cut::kInner), OwnPart(whole.up, Cut::kInner),
+          OwnPart(whole.down, Cut::kRows)};
+}
+
+std::vector<MlpParts> CudaWeightLoader::OwnMlps(const std::vector<MlpParts>& wholes) const {
+  std::vector<MlpParts> own;
+  own.reserve(wholes.size());
+  for (const MlpParts& whole : wholes) own.push_back(OwnMlp(whole));
+  return own;
+}
+
+MatrixForm CudaWeightLoader::FormOf(WeightFormat format, int64_t rows, int64_t cols) const {
+  if (place_.ranks == 1) return {.format = format};
+  const PackedWeight whole = {
+      .format = format, .n = static_cast<int>(rows), .k = static_cast<int>(cols)};
+  return {.format = format, .segments = SegmentsOf(whole).count};
+}
+
+TensorUpload::MlpForms CudaWeightLoader::FormsOf(const std::vector<MlpParts>& wholes) const {
+  const MlpFormats formats = outrider::cuda::FormatsOf(source_, wholes);
+  const MlpParts& first = wholes[0];
+  return {.gate_up = FormOf(formats.gate_up, 2 * first.gate.rows, first.gate.cols),
+          .down = FormOf(formats.down, first.down.rows, first.down.cols)};
+}
+
+MatrixForm CudaWeightLoader::SideBySideForm(const TensorPart& a, const TensorPart& b,
+                                            const TensorPart& part) const {
+  const PackedWeight both = {.format = FormatOf(source_, {a}),
+                             .n = static_cast<int>(a.rows + b.rows),
+                             .k = static_cast<int>(a.cols)};
+  return {.format = FormatOf(source_, {part}), .segments = SegmentsOf(both).count};
 }
 
 void CudaWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
@@ -104,41 +144,58 @@ void CudaWeightLoader::AddMatrixSize(WeightFormat format, int64_t rows, int64_t 
 }
 
 void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                               int64_t cols, const WeightCut& /*cut*/) {
+                               int64_t cols, const WeightCut& cut) {
+  OUTRIDER_CHECK(names.size() == 1 || cut.rows != Cut::kRows);
   PackedWeight* packed = &memory_->matrices.emplace_back();
-  const int64_t all_rows = rows * static_cast<int64_t>(names.size());
-  *out = {all_rows, cols, packed};
+  const auto count = static_cast<int64_t>(names.size());
+  const int64_t own_rows = count * OwnShare(cut.rows, rows).count;
+  *out = {cut.rows == Cut::kRows ? rows : own_rows, cols, packed, cut};
+  std::vector<TensorPart> wholes;
   std::vector<TensorPart> parts;
   std::vector<ExpectedTensor> tensors;
   for (const std::string& name : names) {
-    parts.push_back(TensorPart::Whole(name, rows, cols));
-    tensors.push_back(parts.back().Expected());
+    wholes.push_back(TensorPart::Whole(name, rows, cols));
+    parts.push_back(OwnPart(wholes.back(), cut.rows));
+    tensors.push_back(wholes.back().Expected());
   }
   Declare(
       std::move(tensors),
-      [this, parts, all_rows, cols](WeightSizes& sizes) {
-        AddMatrixSize(FormatOf(source_, parts), all_rows, cols, 1, sizes);
+      [this, wholes, parts, own_rows, cols](WeightSizes& sizes) {
+        const WeightFormat format = FormatOf(source_, wholes);
+        if (place_.ranks > 1) CheckCut(source_, parts, format);
+        AddMatrixSize(format, own_rows, cols, 1, sizes);
       },
-      [packed, parts](TensorUpload& upload) { *packed = upload.Matrix(parts); });
+      [this, packed, wholes, parts, whole_rows = count * rows, cols](TensorUpload& upload) {
+        *packed = upload.Matrix(parts, FormOf(FormatOf(source_, wholes), whole_rows, cols));
+      });
+  pieces_.back().part = static_cast<double>(own_rows) / static_cast<double>(count * rows);
 }
 
 void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
+  OUTRIDER_CHECK(a.cut.rows != Cut::kRows && b.cut.rows != Cut::kRows);
   PackedWeight* const first = &memory_->matrices.emplace_back();
   PackedWeight* const second = &memory_->matrices.emplace_back();
-  *a.out = {a.rows, cols, first};
-  *b.out = {b.rows, cols, second};
-  const TensorPart first_part = TensorPart::Whole(a.name, a.rows, cols);
-  const TensorPart second_part = TensorPart::Whole(b.name, b.rows, cols);
+  const TensorPart whole_a = TensorPart::Whole(a.name, a.rows, cols);
+  const TensorPart whole_b = TensorPart::Whole(b.name, b.rows, cols);
+  const TensorPart own_a = OwnPart(whole_a, a.cut.rows);
+  const TensorPart own_b = OwnPart(whole_b, b.cut.rows);
+  *a.out = {own_a.rows, cols, first, a.cut};
+  *b.out = {own_b.rows, cols, second, b.cut};
   Declare(
-      {first_part.Expected(), second_part.Expected()},
-      [this, first_part, second_part](WeightSizes& sizes) {
-        for (const TensorPart& part : {first_part, second_part}) {
-          AddMatrixSize(FormatOf(source_, {part}), part.rows, part.cols, 1, sizes);
+      {whole_a.Expected(), whole_b.Expected()},
+      [this, whole_a, whole_b, own_a, own_b](WeightSizes& sizes) {
+        for (const auto& [whole, own] : {std::pair(whole_a, own_a), std::pair(whole_b, own_b)}) {
+          const WeightFormat format = FormatOf(source_, {whole});
+          if (place_.ranks > 1) CheckCut(source_, {own}, format);
+          AddMatrixSize(format, own.rows, own.cols, 1, sizes);
         }
       },
-      [first, second, first_part, second_part](TensorUpload& upload) {
-        upload.SideBySide(first_part, second_part, first, second);
+      [this, first, second, whole_a, whole_b, own_a, own_b](TensorUpload& upload) {
+        upload.SideBySide({own_a, SideBySideForm(whole_a, whole_b, whole_a)},
+                          {own_b, SideBySideForm(whole_a, whole_b, whole_b)}, first, second);
       });
+  pieces_.back().part =
+      static_cast<double>(own_a.rows + own_b.rows) / static_cast<double>(a.rows + b.rows);
 }
 
 void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -155,31 +212,40 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
 }
 
 void CudaWeightLoader::AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const {
-  const MlpFormats formats = FormatsOf(source_, mlps);
-  const TensorPart& gate = mlps[0].gate;
+  const MlpFormats formats = outrider::cuda::FormatsOf(source_, mlps);
+  const MlpParts first = OwnMlp(mlps[0]);
+  if (place_.ranks > 1) {
+    for (const MlpParts& mlp : OwnMlps(mlps)) {
+      CheckCut(source_, {mlp.gate}, formats.gate_up);
+      CheckCut(source_, {mlp.down}, formats.down);
+    }
+  }
   const auto count = static_cast<int64_t>(mlps.size());
-  AddMatrixSize(formats.gate_up, 2 * gate.rows, gate.cols, count, sizes);
-  AddMatrixSize(formats.down, mlps[0].down.rows, mlps[0].down.cols, count, sizes);
+  AddMatrixSize(formats.gate_up, 2 * first.gate.rows, first.gate.cols, count, sizes);
+  AddMatrixSize(formats.down, first.down.rows, first.down.cols, count, sizes);
 }
 
 void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                            int64_t hidden) {
   PackedWeight* packed_gate_up = &memory_->matrices.emplace_back();
   PackedWeight* packed_down = &memory_->matrices.emplace_back();
-  *gate_up = {2 * width, hidden, packed_gate_up};
-  *down = {hidden, width, packed_down};
+  const int64_t own_width = OwnShare(Cut::kInner, width).count;
+  *gate_up = {2 * own_width, hidden, packed_gate_up, {.rows = Cut::kInner}};
+  *down = {hidden, width, packed_down, {.rows = Cut::kRows, .input = Cut::kInner}};
   const std::vector<MlpParts> mlp = {PartsOf(names, width, hidden)};
   Declare(
       TensorsOf(mlp), [this, mlp](WeightSizes& sizes) { AddMlpSizes(mlp, sizes); },
-      [packed_gate_up, packed_down, mlp](TensorUpload& upload) {
-        upload.Mlps(mlp, packed_gate_up, packed_down);
+      [this, packed_gate_up, packed_down, mlp](TensorUpload& upload) {
+        upload.Mlps(OwnMlps(mlp), FormsOf(mlp), packed_gate_up, packed_down);
       });
+  pieces_.back().part = 1.0 / place_.ranks;
 }
 
 void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
   CudaExperts* packed = &memory_->experts.emplace_back();
   const int64_t count = e.stacked > 0 ? e.stacked : std::ssize(e.routed);
-  *out = {count, e.width, e.shared_width, packed};
+  *out = {count, OwnShare(Cut::kInner, e.width).count, OwnShare(Cut::kInner, e.shared_width).count,
+          packed};
   std::vector<MlpParts> routed;
   for (int64_t i = 0; i < count; ++i) {
     const MlpTensors& names = e.routed[e.stacked > 0 ? 0 : static_cast<size_t>(i)];
@@ -203,30 +269,39 @@ void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
       [this, packed, routed, shared](TensorUpload& upload) {
         const std::vector<MlpParts> experts = JoinExperts(source_, routed, shared);
         packed->shared = static_cast<int>(experts.size() - routed.size());
-        upload.Mlps(experts, &packed->gate_up, &packed->down);
+        upload.Mlps(OwnMlps(experts), FormsOf(experts), &packed->gate_up, &packed->down);
         if (IsApart(shared, experts, routed)) {
-          upload.Mlps(shared, &packed->shared_gate_up, &packed->shared_down);
+          upload.Mlps(OwnMlps(shared), FormsOf(shared), &packed->shared_gate_up,
+                      &packed->shared_down);
         }
       });
+  pieces_.back().part = 1.0 / place_.ranks;
 }
 
-void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) {
+void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& whole) {
   CudaKvUp* packed = &memory_->kv_ups.emplace_back();
   *out = {packed};
-  const int64_t rows = sizes.heads * (sizes.nope + sizes.value);
-  const TensorPart part = TensorPart::Whole(name, rows, sizes.latent);
+  const int64_t head_rows = whole.nope + whole.value;
+  const Share heads = OwnShare(Cut::kHeads, whole.heads);
+  KvUp sizes = whole;
+  sizes.heads = heads.count;
+  TensorPart part = TensorPart::Whole(name, whole.heads * head_rows, whole.latent);
+  const ExpectedTensor expected = part.Expected();
+  const MatrixForm form = FormOf(WeightFormat::kBf16, part.rows, part.cols);
+  part.first_row = heads.first * head_rows;
+  part.rows = heads.count * head_rows;
   Declare(
-      {part.Expected()},
-      [this, rows, sizes](WeightSizes& total) {
+      {expected},
+      [this, rows = part.rows, sizes](WeightSizes& total) {
         AddMatrixSize(WeightFormat::kBf16, rows, sizes.latent, 1, total);
         total[DType::kBF16] += rows * sizes.latent * static_cast<int64_t>(sizeof(BFloat16));
       },
-      [this, packed, part, sizes](TensorUpload& upload) {
+      [this, packed, part, form, sizes](TensorUpload& upload) {
         outrider::cuda::KvUpSplit split = {.heads = static_cast<int>(sizes.heads),
                                            .nope = static_cast<int>(sizes.nope),
                                            .value = static_cast<int>(sizes.value),
                                            .latent = static_cast<int>(sizes.latent)};
-        packed->kv_up = upload.Bf16Matrix(part, &split.kv_up);
+        packed->kv_up = upload.Bf16Matrix(part, form.segments, &split.kv_up);
         const int64_t row = sizes.heads * sizes.latent * static_cast<int64_t>(sizeof(BFloat16));
         split.key_up_t = upload.Take(static_cast<size_t>(sizes.nope * row));
         split.value_up = upload.Take(static_cast<size_t>(sizes.value * row));
@@ -234,16 +309,28 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
         packed->key_up_t = split.key_up_t;
         packed->value_up = split.value_up;
       });
+  pieces_.back().part = 1.0 / place_.ranks;
 }
 
 void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
                               float added) {
+  DeclareVector(out, name, size, {0, size}, added);
+}
+
+void CudaWeightLoader::HeadVector(const float** out, const std::string& name, int64_t size) {
+  DeclareVector(out, name, size, OwnShare(Cut::kHeads, size), 0);
+}
+
+void CudaWeightLoader::DeclareVector(const float** out, const std::string& name, int64_t size,
+                                     const Share& own, float added) {
   Declare(
       {{name, {size}}},
-      [size](WeightSizes& sizes) {
-        sizes[DType::kF32] += size * static_cast<int64_t>(sizeof(float));
+      [own](WeightSizes& sizes) {
+        sizes[DType::kF32] += own.count * static_cast<int64_t>(sizeof(float));
       },
-      [out, name, size, added](TensorUpload& upload) { *out = upload.Vector(name, size, added); });
+      [out, name, size, own, added](TensorUpload& upload) {
+        *out = upload.Vector(name, size, own, added);
+      });
 }
 
 void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -375,6 +462,7 @@ std::unique_ptr<WeightMemory> CudaWeightLoader::Load(const Device& device,
     for (const ExpectedTensor& tensor : piece.tensors) {
       bytes.back() += source_.Open(tensor)->stored_bytes();
     }
+    bytes.back() = static_cast<int64_t>(static_cast<double>(bytes.back()) * piece.part);
   }
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   int64_t done = 0;

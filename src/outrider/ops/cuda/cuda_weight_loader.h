@@ -5,6 +5,9 @@
 // blocks of 128x128, where its parts begin at multiples of 128 rows and columns, of rows or of the
 // tensor; INT4, FP4 and NVFP4. Any other is bf16, rounded once. Random bf16 weights
 // (MakeDummyWeights) are made on the device, with the values that they have on the CPU.
+//
+// Of several ranks each packs its rows of what is cut. Formats and segments of K are the whole
+// weight's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,6 +31,7 @@ class CudaWeightLoader : public WeightLoader {
   CudaWeightLoader(const WeightSource& source, const WeightForm& form, cudaStream_t stream);
 
   const WeightSource& source() const override { return source_; }
+  int32_t ranks() const override { return place_.ranks; }
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
@@ -41,9 +45,7 @@ class CudaWeightLoader : public WeightLoader {
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
-  void HeadVector(const float** out, const std::string& name, int64_t size) override {
-    WeightLoader::Vector(out, name, size);
-  }
+  void HeadVector(const float** out, const std::string& name, int64_t size) override;
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void LooseValues(const float** out, const std::string& name, int64_t rows,
                    int64_t cols) override {
@@ -72,6 +74,7 @@ class CudaWeightLoader : public WeightLoader {
     std::vector<ExpectedTensor> tensors;
     std::function<void(WeightSizes&)> measure;
     std::function<void(TensorUpload&)> fill;
+    double part = 1;  // of the tensors' bytes that the rank reads
   };
 
   void Declare(std::vector<ExpectedTensor> tensors, std::function<void(WeightSizes&)> measure,
@@ -79,8 +82,23 @@ class CudaWeightLoader : public WeightLoader {
   void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
                      WeightSizes& sizes) const;
   void AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const;
+  void DeclareVector(const float** out, const std::string& name, int64_t size, const Share& own,
+                     float added);
+
+  /// The rank's part of so many rows or columns.
+  Share OwnShare(Cut cut, int64_t size) const { return ShareOf(cut, size, place_); }
+  /// The rank's rows of a part of a tensor, and of the matrices of an MLP.
+  TensorPart OwnPart(TensorPart whole, Cut cut) const;
+  MlpParts OwnMlp(const MlpParts& whole) const;
+  std::vector<MlpParts> OwnMlps(const std::vector<MlpParts>& wholes) const;
+  /// Of a whole weight [rows, cols].
+  MatrixForm FormOf(WeightFormat format, int64_t rows, int64_t cols) const;
+  TensorUpload::MlpForms FormsOf(const std::vector<MlpParts>& wholes) const;
+  /// The same of matrices that are products together.
+  MatrixForm SideBySideForm(const TensorPart& a, const TensorPart& b, const TensorPart& part) const;
 
   const WeightSource& source_;
+  RankPlace place_;
   cudaStream_t stream_;
   std::vector<Piece> pieces_;
   std::unique_ptr<Memory> memory_;

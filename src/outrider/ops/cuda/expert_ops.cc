@@ -1,6 +1,8 @@
 // CudaOps: mixtures of experts. The shared MLP is some experts more that every row goes to, or, if
 // its weights are packed otherwise, two products of all rows.
+#include <array>
 #include <limits>
+#include <utility>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
@@ -10,6 +12,7 @@
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/peer_rows.h"
 
 namespace outrider::cuda {
 
@@ -184,28 +187,50 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   const Tensor outputs(context.arena.Take<float>(pairs * down.n), pairs, down.n);
   const int64_t shared_rows = IsApart(w) ? r.rows : 0;
   const Tensor shared(context.arena.Take<float>(shared_rows * down.n), shared_rows, down.n);
+  const Scratch::Frame frame(context.arena);
+  Tensor routed_inner = inner.routed;
+  Tensor shared_inner = inner.shared;
+  if (context.place().ranks > 1) {
+    const auto whole = [&](Tensor& mine, int64_t width) {
+      const Tensor all = TakeRows(context, mine.dtype, mine.rows, width);
+      return SharedTensor{std::exchange(mine, all), all, Cut::kInner};
+    };
+    const std::array rows = {whole(routed_inner, down.k),
+                             whole(shared_inner, Packed(w).shared_down.k)};
+    Gather(context, std::span(rows).first(shared_rows > 0 ? 2 : 1));
+  }
   ExpertMatMulParams params;
   params.max_rows = static_cast<int>(r.rows);
   params.choices = r.choices;
   params.experts = r.experts;
   params.routing = r.device;
   params.tile_rows = r.tile_rows;
-  params.x = inner.routed.data;
-  params.x_stride = inner.routed.stride;
+  params.x = routed_inner.data;
+  params.x_stride = routed_inner.stride;
   params.w = down;
   params.y = outputs.data;
   params.y_stride = outputs.stride;
   params.y_type = OutputType::kF32;
   params.routing_settled = true;
   ExpertMatMul(params, stream_);
-  if (shared_rows > 0) MultiplyAll(inner.shared, Packed(w).shared_down, {}, shared, stream_);
+  if (shared_rows > 0) MultiplyAll(shared_inner, Packed(w).shared_down, {}, shared, stream_);
   return {.routed = outputs, .shared = shared};
 }
 
-void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*w*/,
-                             const Routing& routing, const ExpertRows& outputs, Tensor x,
-                             const NormOut& norm) const {
+void CudaOps::CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
+                             const ExpertRows& outputs, Tensor x, const NormOut& norm) const {
   const CudaRouting& r = RoutingOf(routing);
+  if (context.place().ranks > 1 && outputs.routed.cols != x.cols) {
+    // This rank's columns by themselves, as the kernel sums whole rows.
+    const Scratch::Frame frame(context.arena);
+    const Share own = OwnShare(context, Cut::kRows, x.cols);
+    const Tensor part(context.arena.Take<float>(x.rows * own.count), x.rows, own.count);
+    CopyTensor(x.Columns(own.first, own.count), part, stream_);
+    CombineExperts(context, w, routing, outputs, part, {});
+    Gather(context, std::array{SharedTensor{part, x, Cut::kRows}});
+    if (norm.weight != nullptr) Norm(context, x, norm.weight, norm.eps, norm.out);
+    return;
+  }
   OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32 && x.stride == x.cols);
   OUTRIDER_CHECK(norm.weight == nullptr || Fits(norm.out, DType::kBF16));
   NormRowsParams params;

@@ -4,12 +4,12 @@
 
 namespace outrider::cuda {
 
-GpuDescription DescribeGpu() {
+GpuDescription DescribeGpu(int device) {
   GpuDescription gpu;
   gpu.error = cudaGetDeviceCount(&gpu.count);
   if (gpu.error != cudaSuccess || gpu.count == 0) return gpu;
   cudaDeviceProp properties;
-  gpu.error = cudaGetDeviceProperties(&properties, 0);
+  gpu.error = cudaGetDeviceProperties(&properties, device);
   if (gpu.error != cudaSuccess) return gpu;
   gpu.name = properties.name;
   gpu.major = properties.major;

@@ -7,7 +7,7 @@
 
 namespace outrider::cuda {
 
-/// What the driver says of device 0.
+/// What the driver says of a device.
 struct GpuDescription {
   cudaError_t error = cudaSuccess;  // of asking for what follows
   int count = 0;                    // devices
@@ -16,7 +16,7 @@ struct GpuDescription {
   int minor = 0;
 };
 
-GpuDescription DescribeGpu();
+GpuDescription DescribeGpu(int device = 0);
 
 /// Throws Error{kUnavailable}, which says what is needed, unless it is a GPU of compute capability
 /// 9.0 that the driver can use.

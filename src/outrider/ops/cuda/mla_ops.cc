@@ -186,6 +186,8 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.page_size = args.cache.block_size;
   params.softmax_scale = s.softmax_scale;
   params.relaxed = relaxed_attention();
+  // The model's, not those of a rank's heads.
+  params.splits = DefaultMlaSplits(s.heads * context.place().ranks);
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(q.rows * s.heads);
   void* const workspace = DecodeWorkspace({.max_tokens = params.num_tokens,
@@ -205,19 +207,27 @@ size_t CudaOps::arena_reach() const { return kQueryReach; }
 
 void CudaOps::PreparePrompts(const MlaShape& s) const { Prepare(s, s.query_stride()); }
 
+void CudaOps::FinishPreparing() const {
+  for (auto& [key, prepared] : prompt_attention_) {
+    if (!prepared.attention) prepared.attention = prepared.coming.get();
+  }
+}
+
 CudaOps::Prepared& CudaOps::Prepare(const MlaShape& s, int64_t query_stride) const {
   Prepared& prepared =
       prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale, query_stride}];
   if (prepared.attention || prepared.coming.valid()) return prepared;
   // Values lie beside the keys' own parts, as the product leaves them.
   const PromptAttentionShape shape = {.heads = s.heads,
+                                      .model_heads = s.heads * ranks_,
                                       .key_width = s.nope + s.rope,
                                       .value_width = s.value,
                                       .q_row_stride = query_stride,
                                       .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
                                       .v_head_stride = s.nope + s.value,
                                       .scale = s.softmax_scale};
-  prepared.coming = std::async(std::launch::async, [shape] {
+  prepared.coming = std::async(std::launch::async, [this, shape] {
+    UseOnThisThread();
     return std::make_unique<outrider::cuda::PromptAttention>(shape);
   });
   return prepared;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/sampling/token_mask.h"
 
@@ -171,6 +172,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   const Scratch::Frame frame(context.arena);
   const auto count = static_cast<int64_t>(head_rows_.size());
   const Tensor logits = TakeRows(context, DType::kF32, count, rows.head.rows);
+  cpu::LeadHead(context, /*choice=*/false, head_rows_, rows.head.rows);
   ops_.HeadAt(context, rows.x, arrays_.At<int32_t>(head_rows_at), rows.head, logits);
   DrawParams params;
   params.max_rows = static_cast<int>(count);

@@ -162,10 +162,13 @@ void TensorUpload::ReadGroupScales(const OpenPart& from, WeightFormat format, vo
   });
 }
 
-const float* TensorUpload::Vector(const std::string& name, int64_t size, float added) {
+const float* TensorUpload::Vector(const std::string& name, int64_t size, const Share& own,
+                                  float added) {
   const auto tensor = source_.Open({name, {size}});
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
+  values.erase(values.begin() + own.end(), values.end());
+  values.erase(values.begin(), values.begin() + own.first);
   for (float& value : values) value += added;
   return Bring(values);
 }
@@ -260,30 +263,30 @@ void TensorUpload::PackStack(const std::vector<OpenPart>& parts, const PackedWei
              stream_);
 }
 
-PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts) {
+PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts, const MatrixForm& form) {
   std::vector<OpenPart> open;
   int64_t rows = 0;
   for (const TensorPart& part : parts) {
     open.push_back(Open(part));
     rows += part.rows;
   }
-  PackedWeight weight = {.format = FormatOf(open), .n = Int(rows), .k = Int(parts[0].cols)};
+  PackedWeight weight = {.format = form.format, .n = Int(rows), .k = Int(parts[0].cols)};
+  weight.segments = form.segments;
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));
   PackStack(open, weight);
   return weight;
 }
 
-void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWeight* first,
+void TensorUpload::SideBySide(const FormedPart& a, const FormedPart& b, PackedWeight* first,
                               PackedWeight* second) {
+  OUTRIDER_CHECK(a.form.segments > 0 && a.form.segments == b.form.segments);
   std::vector<OpenPart> open_a;
   std::vector<OpenPart> open_b;
-  open_a.push_back(Open(a));
-  open_b.push_back(Open(b));
-  *first = {.format = FormatOf(open_a), .n = Int(a.rows), .k = Int(a.cols)};
-  *second = {.format = FormatOf(open_b), .n = Int(b.rows), .k = Int(b.cols)};
-  PackedWeight both = *first;
-  both.n += second->n;
-  first->segments = second->segments = SegmentsOf(both).count;
+  open_a.push_back(Open(a.part));
+  open_b.push_back(Open(b.part));
+  *first = {.format = a.form.format, .n = Int(a.part.rows), .k = Int(a.part.cols)};
+  *second = {.format = b.form.format, .n = Int(b.part.rows), .k = Int(b.part.cols)};
+  first->segments = second->segments = a.form.segments;
   const WeightFormat together = Together(first->format, second->format);
   if (together != WeightFormat::kBf16) first->format = second->format = together;
   // Units of both, then scales of both.
@@ -323,8 +326,9 @@ void TensorUpload::Bf16SideBySide(const std::vector<TensorPart>& parts,
   }
 }
 
-PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain) {
+PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, int segments, const void** plain) {
   PackedWeight weight = {.n = Int(part.rows), .k = Int(part.cols)};
+  weight.segments = segments;
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));
   std::vector<OpenPart> open;
   open.push_back(Open(part));
@@ -333,15 +337,16 @@ PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain
   return weight;
 }
 
-void TensorUpload::Mlps(const std::vector<MlpParts>& mlps, PackedWeight* gate_up,
-                        PackedWeight* down) {
-  const MlpFormats formats = FormatsOf(source_, mlps);
+void TensorUpload::Mlps(const std::vector<MlpParts>& mlps, const MlpForms& forms,
+                        PackedWeight* gate_up, PackedWeight* down) {
   const TensorPart& gate = mlps[0].gate;
   gate_up->gate_up = true;
-  gate_up->format = formats.gate_up;
+  gate_up->format = forms.gate_up.format;
+  gate_up->segments = forms.gate_up.segments;
   gate_up->n = Int(2 * gate.rows);
   gate_up->k = Int(gate.cols);
-  *down = {.format = formats.down, .n = Int(mlps[0].down.rows), .k = Int(mlps[0].down.cols)};
+  *down = {.format = forms.down.format, .n = Int(mlps[0].down.rows), .k = Int(mlps[0].down.cols)};
+  down->segments = forms.down.segments;
   const size_t gate_up_bytes = PackedWeightBytes(gate_up->format, gate_up->n, gate_up->k);
   const size_t down_bytes = PackedWeightBytes(down->format, down->n, down->k);
   auto* const gate_ups = static_cast<std::byte*>(Take(gate_up_bytes * mlps.size()));

@@ -17,6 +17,7 @@
 #include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/ops/cuda/weight_formats.h"
+#include "outrider/parallel/share.h"
 
 namespace outrider::cuda {
 
@@ -26,8 +27,8 @@ class TensorUpload {
   /// stream has got so far.
   TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream);
 
-  /// float32 values of a vector, each plus `added`.
-  const float* Vector(const std::string& name, int64_t size, float added = 0);
+  /// float32 values `own` of a vector of `size`, each plus `added`.
+  const float* Vector(const std::string& name, int64_t size, const Share& own, float added);
   /// float32 [rows, cols].
   const float* Values(const std::string& name, int64_t rows, int64_t cols);
   /// Integers [rows, cols]. Throws Error for those outside 0 to limit - 1.
@@ -35,22 +36,33 @@ class TensorUpload {
   /// bf16 [rows, cols].
   const void* Plain(const TensorPart& part);
   /// Parts of as many columns, stacked.
-  PackedWeight Matrix(const std::vector<TensorPart>& parts);
-  /// Uploads the tensor rounded to bf16, whatever it is stored as. `plain`, if given, is set to
-  /// where its rows are unpacked, until the next matrix comes.
-  PackedWeight Bf16Matrix(const TensorPart& part, const void** plain = nullptr);
+  PackedWeight Matrix(const std::vector<TensorPart>& parts, const MatrixForm& form);
+  /// Uploads the part rounded to bf16, whatever it is stored as. `plain`, if given, is set to where
+  /// its rows are unpacked, until the next matrix comes.
+  PackedWeight Bf16Matrix(const TensorPart& part, int segments = 0, const void** plain = nullptr);
 
-  /// Matrices of as many columns, packed by themselves, the second right behind the first: bf16
-  /// ones are one matrix, too. Products with either cut K as a product with both does.
-  void SideBySide(const TensorPart& a, const TensorPart& b, PackedWeight* first,
+  /// A part of a matrix, and what all of it is packed as.
+  struct FormedPart {
+    TensorPart part;
+    MatrixForm form;  // with segments
+  };
+  /// Matrices of as many columns and segments, packed by themselves, the second right behind the
+  /// first: bf16 ones are one matrix, too.
+  void SideBySide(const FormedPart& a, const FormedPart& b, PackedWeight* first,
                   PackedWeight* second);
 
   /// Matrices of as many columns, rounded to bf16, each right behind the one before: they are one
   /// matrix, too. All but the last have a multiple of 64 rows.
   void Bf16SideBySide(const std::vector<TensorPart>& parts, std::span<PackedWeight* const> weights);
 
+  /// What MLPs are packed as.
+  struct MlpForms {
+    MatrixForm gate_up;
+    MatrixForm down;
+  };
   /// MLPs of equal shapes, one after the other: the first one's view.
-  void Mlps(const std::vector<MlpParts>& mlps, PackedWeight* gate_up, PackedWeight* down);
+  void Mlps(const std::vector<MlpParts>& mlps, const MlpForms& forms, PackedWeight* gate_up,
+            PackedWeight* down);
 
   /// Room that is kept with the rest.
   void* Take(size_t bytes);

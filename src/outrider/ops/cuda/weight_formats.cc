@@ -79,6 +79,22 @@ WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>&
   return FormatOf(open);
 }
 
+void CheckCut(const WeightSource& source, const std::vector<TensorPart>& parts,
+              WeightFormat format) {
+  if (!HasBlockScales(format)) return;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TensorPart& part = parts[i];
+    const int64_t in_block = part.first_row % kScaleBlock;
+    const bool begins = in_block == 0 || in_block + part.rows <= kScaleBlock;
+    const bool ends = i + 1 == parts.size() || part.rows % kScaleBlock == 0;
+    if (begins && ends) continue;
+    throw InvalidArgument(
+        "{}: {} has too few rows for so many ranks: rows {} to {} do not lie as blocks of {} FP8 "
+        "weights do, by which the GPU's kernels multiply",
+        source.where(), part.name, part.first_row, part.first_row + part.rows, kScaleBlock);
+  }
+}
+
 MlpFormats FormatsOf(const WeightSource& source, const std::vector<MlpParts>& mlps) {
   // Each matrix is looked at by itself, since none follows another.
   const auto format_of = [&](const TensorPart& part) { return FormatOf(source, {part}); };

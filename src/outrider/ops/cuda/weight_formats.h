@@ -41,6 +41,12 @@ struct TensorPart {
   }
 };
 
+/// What a matrix is packed as, which follows from the whole weight, not from a rank's part of it.
+struct MatrixForm {
+  WeightFormat format = WeightFormat::kBf16;
+  int segments = 0;  // PackedWeight's
+};
+
 /// A part and its tensor, open for reading.
 struct OpenPart {
   TensorPart part;
@@ -58,6 +64,11 @@ struct MlpParts {
 /// What a matrix of these parts, one under the other, is packed as.
 WeightFormat FormatOf(const std::vector<OpenPart>& parts);
 WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts);
+
+/// Throws Error where a rank's parts of matrices of this format, one under the other, begin inside
+/// blocks of scales.
+void CheckCut(const WeightSource& source, const std::vector<TensorPart>& parts,
+              WeightFormat format);
 
 /// What matrices that must be packed alike are packed as, each of which could be a or b.
 WeightFormat Together(WeightFormat a, WeightFormat b);

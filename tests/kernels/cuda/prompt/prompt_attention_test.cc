@@ -244,6 +244,21 @@ TEST_P(PromptAttentionTest, RefusesWhatItCannotDo) {
   }
 }
 
+/// As ranks share them: the start compares bits, and throws where they differ.
+TEST_P(PromptAttentionTest, HeadsOfARankHaveTheBitsThatTheyHaveAmongAll) {
+  const auto [heads, nope, value] = GetParam();
+  for (const int ranks : {2, 4}) {
+    const int own = heads / ranks;
+    EXPECT_NO_THROW(PromptAttention({.heads = own,
+                                     .model_heads = heads,
+                                     .key_width = width_,
+                                     .value_width = value,
+                                     .v_row_stride = int64_t{own} * (nope + value),
+                                     .v_head_stride = nope + value,
+                                     .scale = scale_}));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Hopper, PromptAttentionTest,
                          ::testing::Values(Shape{16, 128, 128}, Shape{20, 192, 256},
                                            Shape{8, 64, 64}),

@@ -5,6 +5,7 @@
 
 #include "outrider/kernels/cuda/compressed/compressed_attention_form.cuh"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/sparse/listed_plan.cuh"
 
 namespace outrider::cuda {
@@ -55,8 +56,9 @@ bool EncodeQueryMap(CUtensorMap* map, const void* q, uint64_t rows) {
 template <bool kSharedTiles>
 cudaError_t Launch(const WindowArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
   static_assert(sizeof(WindowShared) <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed =
-      AllowShared(AttendCompressedKernel<kSharedTiles>, sizeof(WindowShared));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call(
+      [&] { return AllowShared(AttendCompressedKernel<kSharedTiles>, sizeof(WindowShared)); });
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(AttendCompressedKernel<kSharedTiles>, dim3(MlaBlocks()),
                          dim3(kListedThreads), sizeof(WindowShared), stream, args, maps);

@@ -5,6 +5,7 @@
 #include "outrider/kernels/cuda/gqa/gqa_plan_task.cuh"
 #include "outrider/kernels/cuda/gqa/gqa_task.cuh"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 
 namespace outrider::cuda {
@@ -148,8 +149,11 @@ cudaError_t Launch(const GqaKernelArguments& args, const CUtensorMap& map, int b
                    cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(typename Body::Shared);
   static_assert(kBytes <= (Body::kBlocks == 2 ? 115'712 : 232'448), "shared memory of a block");
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      GqaKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(GqaKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(kBytes));
+  });
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(GqaKernel<Body>, dim3(blocks), dim3(Body::kThreads), kBytes, stream, args,
                          map);

@@ -37,6 +37,10 @@ void DeviceEvent::Record(cudaStream_t stream) {
   CheckCuda(cudaEventRecord(event_, stream), "recording an event");
 }
 
+void DeviceEvent::Hold(cudaStream_t stream) {
+  CheckCuda(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
+}
+
 bool DeviceEvent::IsDone() {
   const cudaError_t done = cudaEventQuery(event_);
   if (done != cudaErrorNotReady) CheckCuda(done, "an event");

@@ -10,6 +10,7 @@
 // with 32 rows or more, they would take more of L2's bandwidth than the weights.
 #pragma once
 
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/matmul/matmul_loads.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_results.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_sums.cuh"
@@ -87,9 +88,11 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
 template <typename Body>
 cudaError_t LaunchMatMulBody(const MatMulArguments& args, const MatMulLaunch& launch,
                              cudaStream_t stream) {
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(MatMulKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(std::max(Body::kSharedBytes, kTwoPerSmBytes)));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(MatMulKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(std::max(Body::kSharedBytes, kTwoPerSmBytes)));
+  });
   if (allowed != cudaSuccess) return allowed;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(launch.blocks));

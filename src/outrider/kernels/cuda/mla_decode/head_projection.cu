@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/mla_decode/head_projection_many.cuh"
 
@@ -186,9 +187,11 @@ cudaError_t RunFew(const HeadProjectionParams& params, cudaStream_t stream) {
 template <int kChunks, int kParts>
 cudaError_t RunMany(const HeadProjectionParams& params, cudaStream_t stream) {
   using Shape = ManyShape<kChunks, kParts>;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(ProjectManyKernel<kChunks, kParts>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(ProjectManyKernel<kChunks, kParts>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  });
   if (allowed != cudaSuccess) return allowed;
   constexpr int kMultiprocessors = 132;
   const int column_blocks = (params.n + Shape::kBlockColumns - 1) / Shape::kBlockColumns;

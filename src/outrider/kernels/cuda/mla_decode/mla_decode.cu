@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_bf16.cuh"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_combine.cuh"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
@@ -43,7 +44,9 @@ template <bool kSharedTiles>
 cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
   static_assert(sizeof(MlaShared) <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<kSharedTiles>, sizeof(MlaShared));
+  static OncePerDevice once;
+  const cudaError_t allowed =
+      once.Call([&] { return AllowShared(DecodeMlaSm90<kSharedTiles>, sizeof(MlaShared)); });
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
@@ -93,7 +96,9 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
                        cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(MlaSwapAbShared<kRows>);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(DecodeMlaSwapAbSm90<kRows>, kSharedBytes);
+  static OncePerDevice once;
+  const cudaError_t allowed =
+      once.Call([&] { return AllowShared(DecodeMlaSwapAbSm90<kRows>, kSharedBytes); });
   if (allowed != cudaSuccess) return allowed;
   MlaSwapAbMaps maps;
   maps.q = static_cast<const __nv_bfloat16*>(params.q);

@@ -63,7 +63,7 @@ inline bool EncodeMlaQueryMap(CUtensorMap* map, const void* q, uint64_t rows) {
                        {kMlaKeyDim * 2, 128, rows * kMlaKeyDim * 2}, {64, 8, 9, 1});
 }
 
-/// Raises a kernel's shared memory to `bytes` once.
+/// Raises a kernel's shared memory to `bytes`, on the current device.
 template <typename Kernel>
 cudaError_t AllowShared(Kernel kernel, size_t bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

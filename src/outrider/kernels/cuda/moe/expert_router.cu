@@ -13,6 +13,7 @@
 #include "outrider/kernels/cuda/hopper/cluster.cuh"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/moe/expert_choice.cuh"
 #include "outrider/kernels/cuda/moe/expert_router.h"
 #include "outrider/kernels/cuda/moe/expert_router_layout.h"
@@ -219,9 +220,11 @@ template <int kPerLane>
 cudaError_t Route(const ExpertRouterParams& params, const ExpertRouting& routing, int blocks,
                   cudaStream_t stream) {
   constexpr auto kKernel = RouteKernel<kPerLane>;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kRouterShared - kRouterFixedShared));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(kRouterShared - kRouterFixedShared));
+  });
   if (allowed != cudaSuccess) return allowed;
   const RouterLayout layout = MakeRouterLayout(params, blocks);
   cudaLaunchConfig_t config = {};

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -57,7 +58,8 @@ void CudnnOk(fe::error_t error, const std::string& what) {
 
 class PromptAttention::Plans {
  public:
-  explicit Plans(const PromptAttentionShape& shape) : shape_(shape) {
+  /// With plans of so many prompts.
+  Plans(const PromptAttentionShape& shape, std::span<const int> plan_prompts) : shape_(shape) {
     const auto width_ok = [](int width) { return width > 0 && width <= 256 && width % 8 == 0; };
     if (shape.heads <= 0 || !width_ok(shape.key_width) || !width_ok(shape.value_width)) {
       throw InvalidArgument(
@@ -84,7 +86,7 @@ class PromptAttention::Plans {
     }
     lengths_ = DeviceMemory(2 * kMostPrompts * sizeof(int32_t), "attention of prompts");
     offsets_ = DeviceMemory(4 * (kMostPrompts + 1) * sizeof(int64_t), "attention of prompts");
-    for (const int prompts : kPlanPrompts) plans_.push_back(Make(prompts));
+    for (const int prompts : plan_prompts) plans_.push_back(Make(prompts));
   }
   ~Plans() { fe::detail::destroy_handle(handle_); }
   Plans(const Plans&) = delete;
@@ -129,6 +131,8 @@ class PromptAttention::Plans {
 
   /// Compares bits of a prompt in one piece and in others, over all plans.
   void CheckPieces();
+  /// Compares bits of a head with those that it has among all heads of the model.
+  void CheckHeads();
 
  private:
   struct Plan {
@@ -141,6 +145,9 @@ class PromptAttention::Plans {
     return fmt::format("attention of {} heads with widths {} and {}", shape_.heads,
                        shape_.key_width, shape_.value_width);
   }
+
+  /// Results [kCheckRows, heads, value_width] of a prompt whose heads all have the same values.
+  std::vector<uint16_t> RunEqualHeads();
 
   Plan Make(int prompts) const {
     const int64_t heads = shape_.heads;
@@ -345,9 +352,74 @@ void PromptAttention::Plans::CheckPieces() {
   }
 }
 
+std::vector<uint16_t> PromptAttention::Plans::RunEqualHeads() {
+  // Rows that are read behind the last one are zero.
+  const auto bring = [&](size_t width, size_t row_stride, size_t head_stride, uint64_t seed) {
+    const std::vector<uint16_t> head = CheckValues(kCheckRows * width, seed);
+    std::vector<uint16_t> rows((kCheckRows + kPromptSlackRows) * row_stride);
+    for (size_t r = 0; r < kCheckRows; ++r) {
+      for (size_t h = 0; h < static_cast<size_t>(shape_.heads); ++h) {
+        std::copy_n(head.data() + r * width, width, rows.data() + r * row_stride + h * head_stride);
+      }
+    }
+    DeviceMemory memory(rows.size() * sizeof(uint16_t), "comparing heads");
+    Upload(rows, memory);
+    CheckCuda(cudaStreamSynchronize(kCheckStream), "copying");
+    return memory;
+  };
+  const auto key_width = static_cast<size_t>(shape_.key_width);
+  const auto value_width = static_cast<size_t>(shape_.value_width);
+  const auto heads = static_cast<size_t>(shape_.heads);
+  const DeviceMemory q = bring(key_width, shape_.q_row_stride, key_width, 1);
+  const DeviceMemory k = bring(key_width, heads * key_width, key_width, 2);
+  const DeviceMemory v = bring(value_width, shape_.v_row_stride, shape_.v_head_stride, 3);
+  const std::vector<int32_t> starts = {0, kCheckRows};
+  const DeviceMemory d_starts(starts.size() * sizeof(int32_t), "comparing heads");
+  Upload(starts, d_starts);
+  std::vector<uint16_t> out(kCheckRows * heads * value_width);
+  const DeviceMemory d_out(out.size() * sizeof(uint16_t), "comparing heads");
+  PromptAttentionParams params;
+  params.num_prompts = 1;
+  params.query_start_loc = params.key_start_loc = d_starts.As<int32_t>();
+  params.q = q.data();
+  params.k = k.data();
+  params.v = v.data();
+  params.out = d_out.data();
+  Run(params, 1, kCheckStream);
+  CheckCuda(cudaMemcpyAsync(out.data(), d_out.data(), d_out.bytes(), cudaMemcpyDeviceToHost,
+                            kCheckStream),
+            "copying");
+  CheckCuda(cudaStreamSynchronize(kCheckStream), "comparing heads");
+  return out;
+}
+
+void PromptAttention::Plans::CheckHeads() {
+  PromptAttentionShape model = shape_;
+  model.heads = shape_.model_heads;
+  model.q_row_stride = 0;
+  model.v_row_stride = model.heads * shape_.v_head_stride;
+  Plans all(model, std::array{1});
+  const std::vector<uint16_t> expected = all.RunEqualHeads();
+  const std::vector<uint16_t> got = RunEqualHeads();
+  const auto width = static_cast<size_t>(shape_.value_width);
+  for (size_t r = 0; r < kCheckRows; ++r) {
+    const uint16_t* const row = expected.data() + r * static_cast<size_t>(model.heads) * width;
+    for (int h = 0; h < shape_.heads; ++h) {
+      const uint16_t* const own =
+          got.data() + (r * static_cast<size_t>(shape_.heads) + static_cast<size_t>(h)) * width;
+      if (std::memcmp(own, row, width * sizeof(uint16_t)) == 0) continue;
+      throw Unavailable(fmt::format(
+          "cuDNN {} gives a head other bits among {} heads than among {} ({}): use another "
+          "--tensor-parallel-size, or the version that docs/cuda-kernels.md names",
+          fe::detail::get_backend_version_string(), shape_.heads, model.heads, Name()));
+    }
+  }
+}
+
 PromptAttention::PromptAttention(const PromptAttentionShape& shape)
-    : plans_(std::make_unique<Plans>(shape)) {
+    : plans_(std::make_unique<Plans>(shape, kPlanPrompts)) {
   plans_->CheckPieces();
+  if (shape.model_heads > shape.heads) plans_->CheckHeads();
 }
 
 PromptAttention::~PromptAttention() = default;

@@ -22,6 +22,9 @@ inline constexpr int kPromptSlackRows = 256;
 
 struct PromptAttentionShape {
   int heads = 0;
+  // Of the model, of which `heads` are a rank's: their bits must be those of a call with all. 0:
+  // these are all.
+  int model_heads = 0;
   int key_width = 0;    // of queries and keys, a multiple of 8 up to 256
   int value_width = 0;  // a multiple of 8 up to 256
   // In elements, multiples of 8; 0: rows and heads with nothing between them.
@@ -55,8 +58,9 @@ struct PromptAttentionParams {
 class PromptAttention {
  public:
   /// Loads cuDNN, makes the plans and compares bits of prompts in one piece, in pieces and in
-  /// batches, over all plans. Takes half a second and more. Throws Error where there is no cuDNN,
-  /// where it has no plan for the shape, and where bits differ.
+  /// batches, over all plans, and of heads among those of the model. Takes half a second and more.
+  /// Throws Error where there is no cuDNN, where it has no plan for the shape, and where bits
+  /// differ.
   explicit PromptAttention(const PromptAttentionShape& shape);
   ~PromptAttention();
   PromptAttention(const PromptAttention&) = delete;

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/sampling/draw.h"
 #include "outrider/kernels/cuda/sampling/draw_cuts.cuh"
@@ -219,7 +220,8 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
       Cut(slot, params.vocab_size, row, kept);
       winner = RunRace(slot, drawn, row, kept);
     } else if (!greedy && !cuts) {
-      winner = RunRace(slot, drawn, row, [](int, float) { return true; }, overflown);
+      winner = RunRace(
+          slot, drawn, row, [](int, float) { return true; }, overflown);
     }
   }
   int token = KeyToken(winner);
@@ -280,9 +282,11 @@ void Check(const DrawParams& params) {
 cudaError_t DrawTokens(const DrawParams& params, const DrawResults& results, cudaStream_t stream) {
   Check(params);
   if (params.max_rows == 0) return cudaSuccess;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(DrawKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           SliceOf(kMaxVocab) * static_cast<int>(sizeof(float)));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(DrawKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                SliceOf(kMaxVocab) * static_cast<int>(sizeof(float)));
+  });
   if (allowed != cudaSuccess) return allowed;
   const int slice = SliceOf(params.vocab_size);
   cudaLaunchConfig_t config = {};

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/sparse/choose_entries.h"
 #include "outrider/kernels/cuda/sparse/choose_entries_task.cuh"
@@ -41,9 +42,11 @@ void Check(const ChooseEntriesParams& params) {
 cudaError_t ChooseEntries(const ChooseEntriesParams& params, cudaStream_t stream) {
   Check(params);
   if (params.num_rows == 0) return cudaSuccess;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(ChooseEntriesKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kMaxSharedKeys * static_cast<int>(sizeof(uint32_t)));
+  static OncePerDevice once;
+  const cudaError_t allowed = once.Call([&] {
+    return cudaFuncSetAttribute(ChooseEntriesKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kMaxSharedKeys * static_cast<int>(sizeof(uint32_t)));
+  });
   if (allowed != cudaSuccess) return allowed;
   const int scored = params.max_visible > params.top_k ? params.max_visible : 0;
   const int room_keys = std::min(scored, kMaxSharedKeys);

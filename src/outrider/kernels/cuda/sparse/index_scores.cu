@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/sparse/index_scores.h"
@@ -23,7 +24,9 @@ template <bool kCodes>
 cudaError_t Launch(const ScoreArguments& args, const ScoreTensorMaps& maps, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(IndexScoresShared<kCodes>);
   static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(ScoreIndexKeysKernel<kCodes>, kBytes);
+  static OncePerDevice once;
+  const cudaError_t allowed =
+      once.Call([] { return AllowShared(ScoreIndexKeysKernel<kCodes>, kBytes); });
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(ScoreIndexKeysKernel<kCodes>, dim3(MlaBlocks()), dim3(kIndexScoreThreads),
                          kBytes, stream, args, maps);

@@ -2,6 +2,7 @@
 #include <numbers>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
 #include "outrider/kernels/cuda/sparse/listed_plan.cuh"
 
@@ -34,7 +35,9 @@ template <bool kCodes, bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(LatentShared<kCodes>);
   static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(AttendListedKernel<kCodes, kSharedTiles>, kBytes);
+  static OncePerDevice once;
+  const cudaError_t allowed =
+      once.Call([] { return AllowShared(AttendListedKernel<kCodes, kSharedTiles>, kBytes); });
   if (allowed != cudaSuccess) return allowed;
   return LaunchDependent(AttendListedKernel<kCodes, kSharedTiles>, dim3(MlaBlocks()),
                          dim3(kListedThreads), kBytes, stream, args, maps);

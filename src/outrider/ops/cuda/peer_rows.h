@@ -1,0 +1,35 @@
+// CudaOps of several ranks: what brings rows together whose columns the ranks have parts of. With
+// one rank nothing is done.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "outrider/ops/context.h"
+#include "outrider/parallel/share.h"
+
+namespace outrider::cuda {
+
+/// The part of `size` columns that the context's rank has.
+inline Share OwnShare(const Context& context, Cut cut, int64_t size) {
+  return ShareOf(cut, size, context.place());
+}
+
+/// Rows whose columns are shared out by `cut`: `mine` are this rank's, `all` those of all ranks,
+/// of the same type; without data where this rank does not want them.
+struct SharedTensor {
+  Tensor mine;  // it may be a part of `all`
+  Tensor all;
+  Cut cut = Cut::kRows;
+};
+
+/// Fills `all` of every one of `rows`, two at most, on every rank that wants it, in one exchange.
+void Gather(const Context& context, std::span<const SharedTensor> rows);
+
+/// Gathers rows that have this rank's columns at their place.
+void GatherInPlace(const Context& context, Tensor all, Cut cut);
+
+/// Rows [mine.rows, cols] in the arena with the columns of all ranks; `mine` with one rank.
+Tensor Gathered(const Context& context, Tensor mine, Cut cut, int64_t cols);
+
+}  // namespace outrider::cuda

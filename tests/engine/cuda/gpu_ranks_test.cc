@@ -1,0 +1,275 @@
+// Ranks on GPUs that share a model give what one GPU gives, bit for bit. All of them run on device
+// 0 here, so that one GPU is enough; those that there are take part in one test. Needs a GPU of
+// compute capability 9.0, and cuDNN.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+#include <variant>
+
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/parallel/ended_rank.h"
+#include "tests/engine/cuda/small_engine_options.h"
+#include "tests/engine/random_grammars.h"
+#include "tests/engine/random_requests.h"
+#include "tests/engine/test_engine.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/small_sparse_model.h"
+#include "tests/networks/small_step_model.h"
+#include "tests/temporary_directory.h"
+
+namespace outrider::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<Generated> AnswersOf(const TestEngineOptions& options,
+                                 const std::vector<GenerationRequest>& requests) {
+  const auto engine = MakeTestEngine(options, &BundledTokenizer());
+  std::vector<Generated> results(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(*engine, requests[i], &results[i]);
+    engine->Step();
+  }
+  RunUntilIdle(*engine);
+  return results;
+}
+
+/// A request with a prompt of so many random tokens.
+GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
+  std::mt19937 random(seed);
+  GenerationRequest request;
+  request.prompt_token_ids.resize(tokens);
+  for (int32_t& token : request.prompt_token_ids) {
+    token = static_cast<int32_t>(6 + random() % static_cast<uint32_t>(vocab - 6));
+  }
+  request.sampling.temperature = 0.8F;
+  request.sampling.seed = seed;
+  request.sampling.max_tokens = 24;
+  request.sampling.ignore_eos = true;
+  request.sampling.logprobs = 3;
+  request.sampling.prompt_logprobs = 2;
+  return request;
+}
+
+class GpuRanksTest : public HopperTest<> {
+ protected:
+  /// Operations of so many ranks on device 0.
+  static std::vector<const Ops*> RankOps(int32_t ranks) {
+    static auto& all = *new std::map<int32_t, std::vector<std::unique_ptr<Ops>>>;
+    std::vector<std::unique_ptr<Ops>>& own = all[ranks];
+    if (own.empty()) {
+      own = MakeRankOps(DeviceKind::kCuda, std::vector<int>(static_cast<size_t>(ranks), 0));
+    }
+    std::vector<const Ops*> ops;
+    for (const auto& each : own) ops.push_back(each.get());
+    return ops;
+  }
+
+  static TestEngineOptions OnGpu(TestEngineOptions options) {
+    static const CudaOps* const alone = new CudaOps;
+    options.ops = alone;
+    options.queued = true;
+    return options;
+  }
+
+  static TestEngineOptions OnRanks(TestEngineOptions options, int32_t ranks) {
+    options.ranks = ranks;
+    options.rank_ops = RankOps(ranks);
+    return options;
+  }
+
+  /// Random requests, and two with long prompts, on several ranks against one.
+  static void ExpectEqualOnRanks(const TestEngineOptions& asked, int32_t vocab,
+                                 const std::vector<int32_t>& numbers = {2, 4}) {
+    const TestEngineOptions options = OnGpu(asked);
+    std::vector<GenerationRequest> requests = RandomRequests(11, 10);
+    AddGrammars(11, vocab, requests);
+    const size_t room = static_cast<size_t>(options.max_model_len) - 40;
+    for (const uint32_t seed : {1U, 2U}) requests.push_back(LongRequest(seed, room / seed, vocab));
+    const std::vector<Generated> expected = AnswersOf(options, requests);
+    for (const int32_t ranks : numbers) {
+      const std::vector<Generated> got = AnswersOf(OnRanks(options, ranks), requests);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
+        EXPECT_GT(expected[i].tokens.size(), 0U);
+      }
+    }
+  }
+};
+
+TEST_F(GpuRanksTest, LatentAttentionWithoutDrafts) {
+  ExpectEqualOnRanks({.drafter = DrafterKind::kNone}, kBundledVocab);
+}
+
+TEST_F(GpuRanksTest, AChainOfModulesAndOneThatIsRepeated) {
+  ExpectEqualOnRanks({.drafter = DrafterKind::kChain}, kBundledVocab);
+  ExpectEqualOnRanks({.drafter = DrafterKind::kRepeated, .draft_form = DraftForm::kPadded},
+                     kBundledVocab, {2});
+}
+
+TEST_F(GpuRanksTest, DraftsThatAreDrawnOverACacheOfEightBits) {
+  ExpectEqualOnRanks({.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true},
+                     kBundledVocab);
+}
+
+TEST_F(GpuRanksTest, PromptLookupAndEagle3) {
+  ExpectEqualOnRanks({.drafter = DrafterKind::kNgram}, kBundledVocab, {2});
+  ExpectEqualOnRanks({.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3},
+                     kBundledVocab, {2});
+}
+
+/// Attention of as many heads is split at other places than that of half as many, and so is K of a
+/// weight of as many rows.
+TEST_F(GpuRanksTest, SplitsAndSegmentsAreThoseOfTheWhole) {
+  const TemporaryDirectory directory;
+  std::ifstream file(TinyModelDirectory() / "config.json");
+  nlohmann::json config = nlohmann::json::parse(file);
+  config["num_attention_heads"] = config["num_key_value_heads"] = 64;
+  config["hidden_size"] = 2048;
+  config.erase("quantization_config");
+  std::ofstream(directory.path() / "config.json") << config;
+  ExpectEqualOnRanks({.checkpoint = directory.path(),
+                      .dummy_seed = 3,
+                      .drafter = DrafterKind::kRepeated,
+                      .max_model_len = 1800},
+                     kBundledVocab);
+}
+
+TEST_F(GpuRanksTest, GroupedQueryAttention) {
+  const SmallStepModel step(kBundledVocab, 20, kGpuStepSizes);
+  for (const bool rounded : {false, true}) {
+    ExpectEqualOnRanks({.checkpoint = step.directory(),
+                        .dummy_seed = 7,
+                        .rounded_cache = rounded,
+                        .cache_form = KvCacheForm::kHeads},
+                       kBundledVocab, {2});
+  }
+}
+
+TEST_F(GpuRanksTest, AttentionToChosenTokens) {
+  const SmallSparseModel sparse(kBundledVocab, kGpuV32Sizes);
+  ExpectEqualOnRanks({.checkpoint = sparse.directory(),
+                      .dummy_seed = 11,
+                      .drafter = DrafterKind::kRepeated,
+                      .cache_form = KvCacheForm::kHeads},
+                     kBundledVocab);
+}
+
+/// As `outrider` starts it, with the parts of all ranks in its table.
+TEST_F(GpuRanksTest, AnEngineLoadsAndAnswersOnRanks) {
+  const auto answer = [](int32_t ranks, LoadedEngine* loaded) {
+    EngineOptions options = SmallEngineOptions(8);
+    options.tensor_parallel_size = ranks;
+    if (ranks > 1) options.rank_devices.assign(static_cast<size_t>(ranks), 0);
+    *loaded = LoadEngine(options, [](int64_t done, int64_t total) { EXPECT_LE(done, total); });
+    Generated result;
+    Submit(*loaded->engine, LongRequest(5, 300, kBundledVocab), &result);
+    RunUntilIdle(*loaded->engine);
+    return result;
+  };
+  LoadedEngine alone;
+  const Generated expected = answer(1, &alone);
+  EXPECT_TRUE(alone.memory.ranks.empty());
+  for (const int32_t ranks : {2, 4}) {
+    LoadedEngine loaded;
+    EXPECT_EQ(Difference(answer(ranks, &loaded), expected), "") << ranks;
+    ASSERT_EQ(loaded.memory.ranks.size(), static_cast<size_t>(ranks));
+    EXPECT_LT(loaded.memory.ranks[1].weights,
+              SumOf(alone.memory.weights) + SumOf(alone.memory.mtp_weights));
+  }
+}
+
+TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  EngineOptions options = SmallEngineOptions(8);
+  options.tensor_parallel_size = count >= 4 ? 4 : count >= 2 ? 2 : 1;
+  options.kv_cache_memory_bytes.reset();
+  options.gpu_memory_utilization = 0.3;
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  const LoadedEngine alone = LoadEngine(SmallEngineOptions(8), [](int64_t, int64_t) {});
+  const GenerationRequest request = LongRequest(5, 300, kBundledVocab);
+  Generated expected;
+  Generated got;
+  Submit(*alone.engine, request, &expected);
+  RunUntilIdle(*alone.engine);
+  Submit(*loaded.engine, request, &got);
+  RunUntilIdle(*loaded.engine);
+  EXPECT_EQ(Difference(got, expected), "") << count << " GPUs";
+}
+
+TEST_F(GpuRanksTest, FewerGpusThanRanksAreRefusedByNumber) {
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count >= 8) GTEST_SKIP() << "8 ranks have GPUs";
+  EngineOptions options = SmallEngineOptions();
+  options.tensor_parallel_size = 8;
+  try {
+    LoadEngine(options, [](int64_t, int64_t) {});
+    FAIL() << "it starts";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--tensor-parallel-size is 8, but "));
+    EXPECT_THAT(error.what(), HasSubstr(count == 1 ? "1 GPU can be used" : "GPUs can be used"));
+  }
+}
+
+/// Acts in a rank's drafter.
+class ActingDrafter : public NgramDrafter {
+ public:
+  explicit ActingDrafter(std::function<void()> act) : NgramDrafter(3, 2, 5), act_(std::move(act)) {}
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
+               MatrixView<int32_t> drafts) override {
+    NgramDrafter::Propose(requests, depth, target_hidden, drafts);
+    if (++calls_ == 4) act_();
+  }
+
+ private:
+  std::function<void()> act_;
+  int calls_ = 0;
+};
+
+TEST_F(GpuRanksTest, ARankThatFailsOrHangsIsNamedInTime) {
+  struct Case {
+    std::function<void()> act;
+    double rank_seconds;
+    std::string told;
+  };
+  const std::vector<Case> cases = {
+      {[] { throw Error(ErrorCode::kUnavailable, "no memory is left"); }, 60, "no memory is left"},
+      {[] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); }, 0.3,
+       "it has not answered for 0.3 s"}};
+  for (const Case& c : cases) {
+    TestEngineOptions options = OnRanks(OnGpu({.drafter = DrafterKind::kNgram}), 2);
+    options.queued = false;
+    options.rank_seconds = c.rank_seconds;
+    options.make_executor = [&](std::vector<RankParts> ranks) {
+      ranks[1].drafter = std::make_unique<ActingDrafter>(c.act);
+      return std::make_unique<StepRunner>(std::move(ranks), c.rank_seconds);
+    };
+    const auto engine = MakeTestEngine(options);
+    GenerationRequest request = LongRequest(3, 20, kBundledVocab);
+    request.sampling.max_tokens = 50;
+    std::string told;
+    engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
+      if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) told = *text;
+    });
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      RunUntilIdle(*engine);
+    } catch (const Error&) {
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));  // one that hangs comes back
+    EXPECT_EQ(told, EndedRankText({1, 2}, c.told));
+    EXPECT_LT(seconds.count(), 10);
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,150 @@
+// What ranks on GPUs exchange, with all ranks on device 0. Needs a GPU of compute capability 9.0.
+#include "outrider/ops/cuda/peer_communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "outrider/ops/cuda/peer_rows.h"
+#include "tests/kernels/cuda/hopper_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+class PeerCommunicatorTest : public HopperTest<> {
+ protected:
+  /// act(context) on a thread of every rank.
+  static void OnRanks(int32_t ranks, double seconds,
+                      const std::function<void(const Context&, const CudaOps&)>& act) {
+    std::vector<std::unique_ptr<CudaOps>> ops;
+    std::vector<const CudaOps*> pointers;
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      ops.push_back(std::make_unique<CudaOps>(0, ranks, rank == 0 ? nullptr : ops.front().get()));
+      pointers.push_back(ops.back().get());
+    }
+    auto communicators = MakePeerCommunicators(pointers, seconds);
+    std::vector<std::jthread> threads;
+    for (size_t rank = 0; rank < ops.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        ops[rank]->UseOnThisThread();
+        Scratch arena = ops[rank]->MakeArena();
+        const Context context({*ops[rank], nullptr, communicators[rank].get()}, arena,
+                              DType::kBF16);
+        act(context, *ops[rank]);
+        ops[rank]->Synchronize();
+      });
+    }
+    threads.clear();
+    communicators.clear();
+  }
+};
+
+/// What rank `rank` has of row r, column c in call `call`.
+float ValueOf(int call, int64_t row, int64_t column) {
+  return static_cast<float>((call * 131 + row * 17 + column * 3) % 251);
+}
+
+Tensor RowsOnDevice(const Context& context, const CudaOps& ops, int64_t rows, int64_t cols,
+                    int64_t stride) {
+  auto* const data = context.arena.Take<float>(rows * stride);
+  CheckCuda(
+      cudaMemsetAsync(data, 0xFF, static_cast<size_t>(rows * stride) * sizeof(float), ops.stream()),
+      "NaN");
+  return {data, DType::kF32, rows, cols, stride};
+}
+
+/// The columns of a share, as the rank has computed them.
+void Fill(const CudaOps& ops, const Tensor& part, int call, int64_t first_column) {
+  std::vector<float> values(static_cast<size_t>(part.rows * part.cols));
+  for (int64_t r = 0; r < part.rows; ++r) {
+    for (int64_t c = 0; c < part.cols; ++c) {
+      values[static_cast<size_t>(r * part.cols + c)] = ValueOf(call, r, first_column + c);
+    }
+  }
+  if (values.empty()) return;
+  CheckCuda(cudaMemcpy2DAsync(part.data, static_cast<size_t>(part.stride) * sizeof(float),
+                              values.data(), static_cast<size_t>(part.cols) * sizeof(float),
+                              static_cast<size_t>(part.cols) * sizeof(float),
+                              static_cast<size_t>(part.rows), cudaMemcpyHostToDevice, ops.stream()),
+            "values");
+  ops.Synchronize();
+}
+
+void ExpectFilled(const Context& context, const CudaOps& ops, const Tensor& all, int call) {
+  std::vector<float> got(static_cast<size_t>(all.rows * all.cols));
+  ops.ToHost(context, all, got);
+  for (int64_t r = 0; r < all.rows; ++r) {
+    for (int64_t c = 0; c < all.cols; ++c) {
+      ASSERT_EQ(got[static_cast<size_t>(r * all.cols + c)], ValueOf(call, r, c))
+          << "call " << call << ", row " << r << ", column " << c;
+    }
+  }
+}
+
+/// Parts at their place and beside it, of all cuts, in calls that follow each other at once; some
+/// ranks do not want what comes of it. Later calls have more rows than earlier ones.
+TEST_F(PeerCommunicatorTest, EveryRankGetsTheColumnsOfAll) {
+  for (const int32_t ranks : {1, 2, 3, 4, 8}) {
+    OnRanks(ranks, 60, [&](const Context& context, const CudaOps& ops) {
+      std::mt19937 random(7);  // the same on every rank
+      for (int call = 0; call < 60; ++call) {
+        const Scratch::Frame frame(context.arena);
+        const auto rows = static_cast<int64_t>(1 + random() % static_cast<uint32_t>(1 + 8 * call));
+        const int64_t cols = ranks * static_cast<int64_t>(1 + random() % 300);
+        const Cut cut = random() % 2 == 0 ? Cut::kHeads : Cut::kRows;
+        const bool in_place = random() % 2 == 0;
+        const bool first_alone = random() % 3 == 0;
+        const Share own = OwnShare(context, cut, cols);
+        const Tensor all = RowsOnDevice(context, ops, rows, cols, cols + random() % 5);
+        Tensor part = all.Columns(own.first, own.count);
+        if (!in_place) part = RowsOnDevice(context, ops, rows, own.count, own.count);
+        Fill(ops, part, call, own.first);
+        const bool wanted = !first_alone || context.place().rank == 0;
+        Tensor asked = all;
+        if (!wanted) asked.data = nullptr;
+        if (ranks == 1 && !in_place) continue;  // nothing is moved
+        Gather(context, std::array{SharedTensor{part, asked, cut}});
+        if (wanted) ExpectFilled(context, ops, all, call);
+      }
+    });
+  }
+}
+
+/// A rank that comes late has what the others stored before it, and they have what it stores.
+TEST_F(PeerCommunicatorTest, ARankMayBeLate) {
+  OnRanks(2, 60, [](const Context& context, const CudaOps& ops) {
+    for (int call = 0; call < 8; ++call) {
+      const Scratch::Frame frame(context.arena);
+      if ((call + context.place().rank) % 3 == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      const Tensor all = RowsOnDevice(context, ops, 40, 512, 512);
+      const Share own = OwnShare(context, Cut::kRows, 512);
+      Fill(ops, all.Columns(own.first, own.count), call, own.first);
+      GatherInPlace(context, all, Cut::kRows);
+      ExpectFilled(context, ops, all, call);
+    }
+  });
+}
+
+TEST_F(PeerCommunicatorTest, ARankThatDoesNotComeIsNamed) {
+  OnRanks(2, 0.2, [](const Context& context, const CudaOps& ops) {
+    if (context.place().rank == 1) return;
+    const Tensor all = RowsOnDevice(context, ops, 4, 64, 64);
+    try {
+      GatherInPlace(context, all, Cut::kRows);
+      FAIL() << "rank 1 has not come";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()), "rank 1 of 2 has ended: it has not answered for 0.2 s");
+    }
+  });
+}
+
+TEST_F(PeerCommunicatorTest, AGpuReachesItself) {
+  EXPECT_NO_THROW(CheckArePeers(std::array{0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace outrider::cuda
