@@ -1,6 +1,7 @@
 #include "outrider/ops/cuda/hopper_support.h"
 
 #include <algorithm>
+#include <iterator>
 #include <variant>
 
 #include "outrider/base/error.h"
@@ -22,7 +23,7 @@ const Attention* AttentionOf(const LayerSpec& layer) {
 /// A rule about one number of layers that have such an attention or MLP.
 template <auto kNumber>
 struct NumberOf;
-template <typename Spec, int64_t Spec::*kNumber>
+template <typename Spec, int64_t Spec::* kNumber>
 struct NumberOf<kNumber> {
   static std::optional<Asked> In(const LayerSpec& layer) {
     const Spec* spec = nullptr;
@@ -107,14 +108,11 @@ const IndexerSpec* IndexerOf(const LayerSpec& layer) {
 }
 
 /// A rule about one number of layers that have an indexer.
-template <int64_t IndexerSpec::*kNumber>
+template <int64_t IndexerSpec::* kNumber>
 std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
   const IndexerSpec* indexer = IndexerOf(layer);
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
 }
-
-/// Of what DeepSeek-V4 alone asks for.
-Taken OfV4() { return kHopperRunsV4 ? Taken::Yes() : Taken::No(); }
 
 /// Of DeepSeek-V4's numbers.
 std::vector<Rule<LayerSpec>> V4Rules() {
@@ -160,7 +158,8 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
       {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
        [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); }, Taken::Yes()},
       {"attention to compressed entries (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); }, OfV4()},
+       [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
+       Taken::Yes()},
       {"linear attention (Kimi-Linear, Ling-3.0)",
        [](const LayerSpec& s) { return If(AttentionOf<KdaSpec>(s) != nullptr); }, Taken::No()},
       {"gated heads of latent attention (Ling-3.0)",
@@ -170,11 +169,11 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        },
        Taken::No()},
       {"hyper-connections (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, OfV4()},
+       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::Yes()},
       {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },
        Taken::Yes()},
       {"experts by token (DeepSeek-V4)",
-       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, OfV4()},
+       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, Taken::Yes()},
       {"kv_lora_rank", NumberOf<&MlaSpec::latent>::In, Taken::Only(kHopperLatent)},
       {"qk_rope_head_dim", NumberOf<&MlaSpec::rope>::In, Taken::Only(kHopperRotary)},
       {"num_attention_heads", NumberOf<&MlaSpec::heads>::In, Taken::UpTo(128),
@@ -216,16 +215,13 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
          if (s.moe() == nullptr) return std::nullopt;
          return ScoringName(s.moe()->router.scoring);
        },
-       kHopperRunsV4 ? Taken::Names({"softmax", "sigmoid", "sqrtsoftplus"})
-                     : Taken::Names({"softmax", "sigmoid"})},
+       Taken::Names({"softmax", "sigmoid", "sqrtsoftplus"})},
       {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
       {"index_n_heads", IndexerNumber<&IndexerSpec::heads>, Taken::Numbers({8, 16, 32, 64})},
       {"index_head_dim", IndexerNumber<&IndexerSpec::dim>, Taken::Only(kHopperIndexDim)},
       {"index_topk", IndexerNumber<&IndexerSpec::top_k>, Taken::UpTo(kHopperChosen)},
   };
-  if (kHopperRunsV4) {
-    for (const Rule<LayerSpec>& rule : V4Rules()) rules.push_back(rule);
-  }
+  std::ranges::move(V4Rules(), std::back_inserter(rules));
   return rules;
 }
 

@@ -20,9 +20,6 @@ inline constexpr int kHopperChosen = 4096;    // entries that an indexer chooses
 inline constexpr int kMostRows = 16384;       // of a step: what the router's kernel takes
 inline constexpr int kMostRequests = 4096;    // of a step: what attention's kernels take
 
-/// Whether DeepSeek-V4 runs.
-inline constexpr bool kHopperRunsV4 = true;
-
 /// Layers that run together.
 struct AskedNetwork {
   const ModelConfig& config;
