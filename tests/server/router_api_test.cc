@@ -198,6 +198,45 @@ TEST_F(RouterApiTest, RefusesWhatSglangHasAndThisServerHasNot) {
               HasSubstr("sampling_params.sampling_seed: must be a 64-bit integer"));
 }
 
+// As sglang-router 0.3.2 and vllm-router 0.1.17 send them.
+TEST_F(RouterApiTest, TakesTheDefaultsThatRoutersAdd) {
+  const json chat = {{"messages", json::array({{{"role", "user"}, {"content", "ab."}}})},
+                     {"max_completion_tokens", 3},
+                     {"logprobs", false},
+                     {"stream", false},
+                     {"no_stop_trim", false},
+                     {"ignore_eos", false},
+                     {"continue_final_message", false},
+                     {"skip_special_tokens", true},
+                     {"separate_reasoning", true},
+                     {"stream_reasoning", true},
+                     {"include_reasoning", true},
+                     {"return_hidden_states", false}};
+  EXPECT_EQ(Post("/v1/chat/completions", chat)["choices"].size(), 1);
+  json changed = chat;
+  changed["separate_reasoning"] = false;
+  EXPECT_THAT(Post("/v1/chat/completions", changed, 400)["error"]["message"].get<std::string>(),
+              HasSubstr("separate_reasoning: reasoning always stands beside the text"));
+  changed = chat;
+  changed["return_hidden_states"] = true;
+  EXPECT_THAT(Post("/v1/chat/completions", changed, 400)["error"]["message"].get<std::string>(),
+              HasSubstr("return_hidden_states: not supported"));
+  json text = {{"prompt", "ab. cd"}, {"no_stop_trim", false}, {"return_hidden_states", false},
+               {"max_tokens", 6},    {"stop", "b"},           {"echo", false}};
+  EXPECT_EQ(Post("/v1/completions", text)["choices"][0]["text"], "a");
+  text["no_stop_trim"] = true;
+  EXPECT_EQ(Post("/v1/completions", text)["choices"][0]["text"], "ab");
+  json native = {
+      {"text", "ab."},          {"model", nullptr},    {"return_text_in_logprobs", false},
+      {"stream", false},        {"log_metrics", true}, {"return_hidden_states", false},
+      {"background", false},    {"no_logs", false},    {"return_bytes", false},
+      {"return_entropy", false}};
+  EXPECT_EQ(Post("/generate", native)["text"], "ab.");
+  native["return_entropy"] = true;
+  EXPECT_THAT(Post("/generate", native, 400)["error"]["message"].get<std::string>(),
+              HasSubstr("return_entropy: not supported"));
+}
+
 TEST_F(RouterApiTest, TellsLoadsAndFacts) {
   const json loads = Get("/v1/loads");
   EXPECT_EQ(loads["dp_rank_count"], 1);
@@ -207,6 +246,10 @@ TEST_F(RouterApiTest, TellsLoadsAndFacts) {
   EXPECT_EQ(loads["loads"][0]["token_usage"], 0.25);
   EXPECT_EQ(loads["aggregate"]["total_reqs"], 0);
   EXPECT_EQ(Get("/get_loads").size(), loads.size());
+  const json old = Get("/get_load");
+  ASSERT_EQ(old.size(), 1);
+  EXPECT_EQ(old[0]["num_reqs"], 0);
+  EXPECT_EQ(old[0]["num_tokens"], 400);
   const json server = Get("/server_info");
   EXPECT_EQ(server["served_model_name"], "stub");
   EXPECT_EQ(server["context_length"], 4096);

@@ -85,6 +85,7 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
   request.answer.sglangs_experts = fields.Bool("return_routed_experts").value_or(false);
   RefuseUnsupportedInChat(fields);
   IgnoreMediaOptions(fields);
+  ParseWhatRoutersAdd(fields, &request);
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;
   return request;

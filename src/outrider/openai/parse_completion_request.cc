@@ -71,6 +71,7 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   ParseExperts(fields, fields, limits, /*by_default=*/true, &request);
   request.answer.sglangs_experts = fields.Bool("return_routed_experts").value_or(false);
   ParseGeneratedFrom(fields, &request);
+  ParseWhatRoutersAdd(fields, &request);
   fields.RefuseUnknown();
   if (request.answer.echo && !request.sampling.prompt_logprobs) {
     request.sampling.prompt_logprobs = request.answer.logprobs;

@@ -78,7 +78,10 @@ void RefuseUnsupportedInSglang(FieldReader& fields, FieldReader& sampling) {
         "bootstrap_room"}) {
     fields.Unsupported(name, {});
   }
-  fields.Unsupported("return_hidden_states", {false});
+  for (const char* name :
+       {"return_hidden_states", "return_bytes", "return_entropy", "background"}) {
+    fields.Unsupported(name, {false});
+  }
   fields.Unsupported("data_parallel_rank", {0});
   for (const char* name : {"custom_params", "stop_regex"}) sampling.Unsupported(name, {});
 }
@@ -127,6 +130,7 @@ TokenRequest ParseSglangRequest(const json& value, std::string_view body,
   }
   if (auto key = fields.String("extra_key")) request.cache_salt = *std::move(key);
   fields.Bool("log_metrics");
+  fields.Bool("no_logs");
   ParseSglangLogprobs(fields, limits, &request);
   RefuseUnsupportedInSglang(fields, sampling);
   ParseExperts(fields, sampling, limits, /*by_default=*/false, &request);

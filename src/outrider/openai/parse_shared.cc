@@ -113,6 +113,17 @@ bool IsUsableRequestId(std::string_view id) {
   });
 }
 
+void ParseWhatRoutersAdd(FieldReader& fields, TokenRequest* request) {
+  if (fields.Bool("no_stop_trim").value_or(false)) {
+    request->sampling.include_stop_str_in_output = true;
+  }
+  fields.Unsupported("return_hidden_states", {false});
+  fields.Unsupported("separate_reasoning", {true},
+                     "reasoning always stands beside the text; \"include_reasoning\": false leaves "
+                     "it out");
+  fields.Unsupported("stream_reasoning", {true});
+}
+
 void ParseGeneratedFrom(FieldReader& body, TokenRequest* request) {
   constexpr const char* kName = "generated_from";
   const auto from = body.Integer(kName, 1, kMaxInt32);

@@ -20,6 +20,10 @@ void ParseShared(FieldReader& body, FieldReader& sampling, std::string_view raw,
 /// Whether an id that a client gave can stand in a header and a log line.
 bool IsUsableRequestId(std::string_view id);
 
+/// Fields of SGLang's that routers add to every completion and chat with their defaults, which ask
+/// for nothing.
+void ParseWhatRoutersAdd(FieldReader& fields, TokenRequest* request);
+
 /// A number of tokens.
 std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min);
 

@@ -94,7 +94,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 42> kRoutes = {{
+  static constexpr std::array<Route, 43> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
@@ -117,6 +117,7 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       {"POST", "/inference/v1/generate", Endpoint::kInference},
       {"GET", "/v1/loads", Endpoint::kLoads},
       {"GET", "/get_loads", Endpoint::kLoads},
+      {"GET", "/get_load", Endpoint::kOldLoad},
       {"GET", "/server_info", Endpoint::kServerInfo},
       {"GET", "/get_server_info", Endpoint::kServerInfo},
       {"GET", "/model_info", Endpoint::kModelInfo},
@@ -287,6 +288,8 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
           throughput_.SinceLast(counters.generation_tokens, std::chrono::steady_clock::now());
       return MakeReadyProducer(TextResponse("application/json", LoadsJson(counters, rate)));
     }
+    case Endpoint::kOldLoad:
+      return MakeReadyProducer(TextResponse("application/json", OldLoadJson(service_.Counters())));
     case Endpoint::kServerInfo:
       return MakeReadyProducer(
           TextResponse("application/json", ServerInfoJson(Facts(), service_.Counters())));

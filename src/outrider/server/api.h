@@ -88,6 +88,7 @@ class Api : public HttpApplication {
     kRenderChat,
     kInference,
     kLoads,
+    kOldLoad,
     kServerInfo,
     kModelInfo,
     kIsPaused,

@@ -17,10 +17,27 @@ double Throughput::SinceLast(int64_t tokens, std::chrono::steady_clock::time_poi
   return seconds > 0 ? static_cast<double>(made) / seconds : 0;
 }
 
+namespace {
+
+int64_t TotalTokens(const EngineCounters& counters) {
+  return int64_t{counters.num_kv_blocks} * counters.kv_block_size;
+}
+
+int64_t UsedTokens(const EngineCounters& counters) {
+  return std::llround(counters.kv_cache_usage * static_cast<double>(TotalTokens(counters)));
+}
+
+}  // namespace
+
+std::string OldLoadJson(const EngineCounters& counters) {
+  return fmt::format(R"([{{"dp_rank":0,"num_reqs":{},"num_waiting_reqs":{},"num_tokens":{}}}])",
+                     counters.num_requests_running + counters.num_requests_waiting,
+                     counters.num_requests_waiting, UsedTokens(counters));
+}
+
 std::string LoadsJson(const EngineCounters& counters, double tokens_per_second) {
-  const int64_t total_tokens = int64_t{counters.num_kv_blocks} * counters.kv_block_size;
-  const auto used_tokens =
-      std::llround(counters.kv_cache_usage * static_cast<double>(total_tokens));
+  const int64_t total_tokens = TotalTokens(counters);
+  const int64_t used_tokens = UsedTokens(counters);
   const double hit_rate = counters.prefix_cache_queries == 0
                               ? 0
                               : static_cast<double>(counters.prefix_cache_hits) /
@@ -50,8 +67,7 @@ std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& count
       R"("max_running_requests":{},"max_total_num_tokens":{},"page_size":{},"tp_size":{},)"
       R"("dp_size":1,"enable_return_routed_experts":{},"speculative_num_draft_tokens":{}}})",
       JsonString(kVersion), JsonString(facts.model_root), JsonString(facts.model_name),
-      facts.max_model_len, counters.max_num_seqs,
-      int64_t{counters.num_kv_blocks} * counters.kv_block_size, counters.kv_block_size,
+      facts.max_model_len, counters.max_num_seqs, TotalTokens(counters), counters.kv_block_size,
       facts.tensor_parallel_size, facts.tells_experts, counters.max_speculative_tokens);
 }
 

@@ -27,8 +27,11 @@ class Throughput {
   int64_t tokens_ = 0;
 };
 
-/// /v1/loads: one rank and, the same, the sums over all ranks.
+/// /v1/loads: one rank, and the sums over all ranks, which are its own.
 std::string LoadsJson(const EngineCounters& counters, double tokens_per_second);
+
+/// /get_load, as SGLang had it before: an array with the only rank.
+std::string OldLoadJson(const EngineCounters& counters);
 
 /// /server_info.
 std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& counters);
