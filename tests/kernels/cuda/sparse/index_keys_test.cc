@@ -27,7 +27,7 @@ constexpr int kBlocks = 5;
 constexpr int kGap = 24;  // numbers of something else behind a block
 constexpr float kEpsilon = 1e-6F;
 
-/// Keys of rows whose slots are in random order, the first and the fifth without one.
+/// Of rows whose slots are in random order, the first and the fifth without one.
 class IndexKeysTest : public HopperTest<::testing::TestWithParam<bool>> {
  protected:
   static constexpr int kStride = kDim + 12;
