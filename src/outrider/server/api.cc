@@ -94,7 +94,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 42> kRoutes = {{
+  static constexpr std::array<Route, 43> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
