@@ -223,9 +223,13 @@ TEST_F(RouterApiTest, TakesTheDefaultsThatRoutersAdd) {
               HasSubstr("return_hidden_states: not supported"));
   json text = {{"prompt", "ab. cd"}, {"no_stop_trim", false}, {"return_hidden_states", false},
                {"max_tokens", 6},    {"stop", "b"},           {"echo", false}};
-  EXPECT_EQ(Post("/v1/completions", text)["choices"][0]["text"], "a");
+  const auto keeps_stop = [&] {
+    return Post("/v1/completions/render", text)[0]["sampling_params"]["include_stop_str_in_output"];
+  };
+  EXPECT_EQ(Post("/v1/completions", text)["choices"].size(), 1);
+  EXPECT_EQ(keeps_stop(), false);
   text["no_stop_trim"] = true;
-  EXPECT_EQ(Post("/v1/completions", text)["choices"][0]["text"], "ab");
+  EXPECT_EQ(keeps_stop(), true);
   json native = {
       {"text", "ab."},          {"model", nullptr},    {"return_text_in_logprobs", false},
       {"stream", false},        {"log_metrics", true}, {"return_hidden_states", false},
