@@ -18,6 +18,9 @@ namespace {
 
 enum class Family { kLing, kKimi };
 
+/// Tokens of the longest request.
+constexpr int32_t kLongest = 10'240;
+
 std::filesystem::path DirectoryOf(Family family) {
   static const SmallHybridModel kLing(SmallLingConfig(kBundledVocab));
   static const SmallHybridModel kKimi(SmallKimiConfig(kBundledVocab));
@@ -37,8 +40,9 @@ std::vector<Generated> Alone(const TestEngineOptions& given,
                                .dummy_seed = given.dummy_seed,
                                .dtype = given.dtype,
                                .drafter = DrafterKind::kNone,
+                               .num_blocks = 4096,
                                .max_num_batched_tokens = 4096,
-                               .max_model_len = 4096,
+                               .max_model_len = kLongest,
                                .prefix_caching = false,
                                .cache_form = given.cache_form};
   const auto engine = MakeTestEngine(options);
@@ -166,7 +170,16 @@ INSTANTIATE_TEST_SUITE_P(
         HybridCase{"ling_mtp4_late",
                    Family::kLing,
                    4,
-                   {.drafter = DrafterKind::kRepeated, .k = 4, .late_seed = 5}}),
+                   {.drafter = DrafterKind::kRepeated, .k = 4, .late_seed = 5}},
+        HybridCase{"ling_mtp3_preempted",
+                   Family::kLing,
+                   2,
+                   {.drafter = DrafterKind::kRepeated,
+                    .k = 3,
+                    .num_blocks = 64,
+                    .max_num_batched_tokens = 48,
+                    .max_model_len = 400},
+                   true}),
     [](const auto& hybrid) { return std::string(hybrid.param.name); });
 
 struct StateCase {
@@ -343,12 +356,12 @@ TEST_P(RunningStateTest, AnAbortedPromptLeavesNoState) {
   }
 }
 
-TEST_P(RunningStateTest, ThousandsOfTokensWithPromptLookup) {
+TEST_P(RunningStateTest, TenThousandTokens) {
   if (kSanitized) GTEST_SKIP() << "takes long, and is about numbers";
-  const std::vector<GenerationRequest> requests = {Request(Pattern(2, 3000), 300),
+  const std::vector<GenerationRequest> requests = {Request(Pattern(2, 9500), 500),
                                                    Request(RandomTokens(2, 2500), 300, 1.0F)};
   const TestEngineOptions options =
-      Options({.k = 6, .max_num_batched_tokens = 333, .max_model_len = 4096});
+      Options({.k = 6, .max_num_batched_tokens = 333, .max_model_len = kLongest});
   const auto engine = MakeTestEngine(options);
   ExpectEqual(RunTogether(*engine, requests), Alone(options, requests));
 }
