@@ -20,7 +20,8 @@
 // With --hybrid 1 all models have linear attention: Kimi-Linears and Ling-3.0s.
 //
 // With --ranks N the processor's threads are N ranks that share each model that they can share (the
-// small ones have heads enough); each request alone runs on one.
+// small ones have heads enough); each request alone runs on one. With --divided 1 each rank keeps
+// the cache of its own requests (--data-parallel-attention).
 //
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
@@ -44,6 +45,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_device.h"
+#include "outrider/engine/plan/rank_plan.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #endif
@@ -76,6 +78,7 @@ struct Arguments {
   bool step = false;
   bool hybrid = false;
   int32_t ranks = 1;
+  bool divided = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
@@ -83,7 +86,7 @@ struct Arguments {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
              "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
-             "[--ranks N] "
+             "[--ranks N] [--divided 1] "
              "[--device cpu|cuda]\n");
   std::exit(2);
 }
@@ -111,6 +114,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.round = static_cast<uint32_t>(value);
     } else if (name == "--ranks" && value >= 1 && value <= kMostRanks) {
       arguments.ranks = static_cast<int32_t>(value);
+    } else if (name == "--divided") {
+      arguments.divided = value != 0;
     } else if (name == "--late") {
       arguments.late = value != 0;
     } else if (name == "--v4") {
@@ -280,6 +285,7 @@ class Fuzz {
         step_(arguments.step),
         hybrid_(arguments.hybrid),
         ranks_(arguments.ranks),
+        divided_(arguments.divided),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -296,6 +302,7 @@ class Fuzz {
     const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
     options.ranks = ranks_;
+    options.divides_requests = divided_;
     if (!IsShared(options)) return 0;
     // A GPU is served over a thread of its own.
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
@@ -364,9 +371,12 @@ class Fuzz {
   /// Whether the ranks can share the models.
   static bool IsShared(const TestEngineOptions& options) {
     try {
-      CheckRanks(ReadModelConfig(options.checkpoint), options.ranks, "--ranks");
+      const bool divided = options.divides_requests;
+      const ModelConfig config = ReadModelConfig(options.checkpoint);
+      if (divided) CheckDividesRequests(config, options.ranks, DeviceKind::kCpu);
+      CheckRanks(config, options.ranks, "--ranks", divided);
       if (options.drafter == DrafterKind::kEagle3) {
-        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks");
+        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);
       }
       return true;
     } catch (const Error&) {
@@ -469,6 +479,8 @@ class Fuzz {
     // The last does not run on a GPU.
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
+    // That one knows the pages of one rank.
+    if (divided_ && o.drafter == kFake) o.drafter = kChain;
     if (eagle3_) o.drafter = kEagle3;
     // EAGLE-3 drafters have latent attention.
     if (on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
@@ -662,6 +674,7 @@ class Fuzz {
   bool step_;
   bool hybrid_;
   int32_t ranks_;
+  bool divided_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   const int32_t heads_ = std::max(2, ranks_);  // of small models: all ranks can share them

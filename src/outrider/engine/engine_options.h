@@ -119,6 +119,9 @@ struct EngineOptions {
   int32_t num_threads = 0;          // 0: all processors this process may use; of all ranks together
   /// Ranks that share the model: threads of this process, each with its part of the weights.
   int32_t tensor_parallel_size = 1;
+  /// Each rank has the KV cache of its own requests, and runs their attention with all heads; the
+  /// rest is shared as else. For two ranks or more.
+  bool data_parallel_attention = false;
   bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   SpeculationOptions speculation = {};

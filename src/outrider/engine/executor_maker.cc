@@ -106,7 +106,7 @@ void ExecutorMaker::ReadWeights(std::unique_ptr<Ops> own_ops, const LoadProgress
   const ModelFacts& facts = checkpoints_.facts;
   PreparePrompts(ops_, facts.config);
   if (facts.drafter) PreparePrompts(ops_, facts.drafter->config);
-  for (auto& communicator : MakeThreadCommunicators(plan_.ranks)) {
+  for (auto& communicator : MakeThreadCommunicators(plan_.ranks, RankSeconds())) {
     const RankPlace place = communicator->place();
     RankParts& rank = ranks_.emplace_back();
     if (place.rank == 0) rank.ops = std::move(own_ops);
@@ -134,11 +134,12 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
     RankWeights& own = weights[static_cast<size_t>(i)];
-    own.model = LoadNetwork(
-        facts.config, plan_.drafts.modules, *checkpoints.model, form,
-        {device, plan_.numbers.dtype,
-         AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths)},
-        read.Of(device.place().rank));
+    own.model =
+        LoadNetwork(facts.config, plan_.drafts.modules, *checkpoints.model, form,
+                    {device, plan_.numbers.dtype,
+                     AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths,
+                                   plan_.cache_ranks > 1 ? device.place() : RankPlace())},
+                    read.Of(device.place().rank));
     if (!facts.drafter) return;
     const ModelConfig& drafter = facts.drafter->config;
     own.draft_model = std::make_unique<Eagle3DraftModel>(
@@ -214,7 +215,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   }
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}), RankSeconds());
   runner_ = executor.get();
   if (plan_.device == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));

@@ -67,6 +67,10 @@ class ExecutorMaker {
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
   std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, std::unique_ptr<DraftModel> own) const;
+  /// How long a rank waits for another.
+  double RankSeconds() const {
+    return plan_.cache_ranks > 1 ? kRankSecondsOfOwnRequests : kRankSeconds;
+  }
   /// Throws Error where the weights do not fit beside what there is.
   void CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const;
 

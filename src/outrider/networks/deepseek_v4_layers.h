@@ -17,7 +17,7 @@ class DeepSeekV4Layers {
   struct Step {
     const StepInputs& inputs;
     KvCache& cache;
-    std::span<const Rotary> rotary;  // by kind
+    std::span<const Rotary> rotary;  // by kind, of inputs.attended()
     bool in_blocks = false;          // CompressedStep::in_blocks
     ChosenExperts chosen = {};       // of the layer to run, where somebody asks
   };
@@ -35,7 +35,7 @@ class DeepSeekV4Layers {
   /// Memory of it lives in the arena.
   Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
                 bool in_blocks = false) {
-    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks, {}};
+    return {inputs, cache, rotary_.Rows(context, inputs.attended()), in_blocks, {}};
   }
 
   /// Copies the first stream of every row to the others.
@@ -63,9 +63,10 @@ class DeepSeekV4Layers {
     const CompressedSpec& attention() const { return std::get<CompressedSpec>(spec.attention); }
   };
 
-  /// attend(CompressedStep) with the caches of a layer.
+  /// attend(CompressedStep) with the caches of a layer, of rows `inputs`.
   template <typename Attend>
-  void WithAttention(const Layer& layer, const Step& step, Attend attend) const;
+  void WithAttention(const Layer& layer, const Step& step, const StepInputs& inputs,
+                     Attend attend) const;
 
   HyperShape streams_;
   int64_t hidden_size_;

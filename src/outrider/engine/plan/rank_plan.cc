@@ -7,6 +7,22 @@
 
 namespace outrider {
 
+void CheckDividesRequests(const ModelConfig& config, int32_t ranks, DeviceKind device) {
+  constexpr const char* kFlag = "--data-parallel-attention";
+  if (ranks == 1) {
+    throw InvalidArgument(
+        "{} shares requests among ranks: it needs --tensor-parallel-size 2 or more", kFlag);
+  }
+  if (device != DeviceKind::kCpu) {
+    throw InvalidArgument("{} does not run on GPUs yet: use --device cpu", kFlag);
+  }
+  for (const LayerSpec& layer : config.layers) {
+    if (std::holds_alternative<KdaSpec>(layer.attention)) {
+      throw InvalidArgument("{} does not have linear attention yet", kFlag);
+    }
+  }
+}
+
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions) {
   constexpr const char* kFlag = "--tensor-parallel-size";
@@ -15,16 +31,21 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
     throw InvalidArgument(
         "{} is {}, but several GPUs are not supported yet: use 1, or --device cpu", kFlag, ranks);
   }
-  CheckRanks(model.config, ranks, kFlag);
-  if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag);
+  const bool divides_requests = options.data_parallel_attention;
+  if (divides_requests) CheckDividesRequests(model.config, ranks, device);
+  CheckRanks(model.config, ranks, kFlag, divides_requests);
+  if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag, divides_requests);
   if (ranks == 1) return;
   if (options.num_threads > 0 && options.num_threads < ranks) {
     throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
                           options.num_threads, ranks, ranks);
   }
-  decisions.push_back(
-      {"ranks", fmt::format("{}, threads of this process", ranks),
-       fmt::format("{}: each has its part of the weights and of the heads", kFlag)});
+  decisions.push_back({"ranks", fmt::format("{}, threads of this process", ranks),
+                       fmt::format("{}: each has its part of the weights{}", kFlag,
+                                   divides_requests ? "" : " and of the heads")});
+  if (!divides_requests) return;
+  decisions.push_back({"attention", "of its own requests on every rank",
+                       "--data-parallel-attention: a rank has their KV cache and all heads"});
 }
 
 ComputeThreads PlanThreads(const EngineOptions& options, const std::vector<int>& processors) {
