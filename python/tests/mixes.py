@@ -163,6 +163,8 @@ def _options(rng: random.Random, model: Any) -> dict[str, Any]:
             options[name] = value
     if options.get("tensor_parallel_size") == 2:
         options["num_threads"] = 2
+        if rng.random() < 0.5:
+            options["data_parallel_attention"] = True
     if "kv_cache_memory_bytes" in options:
         options["max_model_len"] = 512
     return options

@@ -70,10 +70,13 @@ def test_two_engines_in_one_process(llm: LLM) -> None:
 def test_two_ranks_give_the_bits_of_one(llm: LLM) -> None:
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=30, logprobs=0)
     (one,) = llm.generate("Ada has", params)
-    with LLM(MODEL, num_threads=2, tensor_parallel_size=2) as ranks:
-        (two,) = ranks.generate("Ada has", params)
-    assert one.outputs[0].token_ids == two.outputs[0].token_ids
-    assert one.outputs[0].logprobs == two.outputs[0].logprobs
+    for divides_requests in (False, True):
+        with LLM(
+            MODEL, num_threads=2, tensor_parallel_size=2, data_parallel_attention=divides_requests
+        ) as ranks:
+            (two,) = ranks.generate("Ada has", params)
+        assert one.outputs[0].token_ids == two.outputs[0].token_ids
+        assert one.outputs[0].logprobs == two.outputs[0].logprobs
 
 
 def test_control_c_ends_a_long_generate_and_the_engine_goes_on() -> None:

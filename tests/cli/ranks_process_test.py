@@ -79,8 +79,8 @@ def answers(body, text):
 
 @test
 def answers_of_two_ranks_are_those_of_one():
-    def run(number):
-        with Server(*RANKS, number, "--max-logprobs", "5") as server:
+    def run(number, *more):
+        with Server(*RANKS, number, *more, "--max-logprobs", "5") as server:
             def ask(request):
                 path, body = request
                 status, text = server.ask("POST", path, body)
@@ -92,8 +92,10 @@ def answers_of_two_ranks_are_those_of_one():
             status, lines = server.end()
             assert status == 0, (status, lines)
             return got
-    for request, one, two in zip(requests(), run("1"), run("2")):
-        assert one == two, (request, one, two)
+    of_one = run("1")
+    for more in ([], ["--data-parallel-attention"]):
+        for request, one, two in zip(requests(), of_one, run("2", *more)):
+            assert one == two, (more, request, one, two)
 
 
 @test

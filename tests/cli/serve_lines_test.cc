@@ -109,6 +109,23 @@ TEST(MemoryTable, EveryRankHasALineWhereThereAreSeveral) {
   EXPECT_THAT(lines[5], AllOf(HasSubstr("all ranks"), HasSubstr("15.0 MiB")));
 }
 
+TEST(MemoryTable, SaysWhatCachesOfRanksThatShareRequestsHoldTogether) {
+  MemoryReport memory;
+  memory.kv_tokens = 1000;
+  memory.kv_groups.resize(1);
+  memory.ranks.resize(4);
+  memory.cache_ranks = 4;
+  EXPECT_THAT(MemoryLines(memory, 500).back(),
+              HasSubstr("their caches hold 4000 tokens, 8.0 requests of 500 tokens"));
+  memory.kv_groups.resize(2);
+  memory.kv_groups[0].pages_per_request = memory.kv_groups[1].pages_per_request = 5;
+  memory.kv_pages = 20;
+  EXPECT_THAT(MemoryLines(memory, 500).back(),
+              HasSubstr("their caches hold 80 pages, 8.0 requests of 500 tokens"));
+  memory.cache_ranks = 1;
+  EXPECT_THAT(MemoryLines(memory, 500).back(), testing::Not(HasSubstr("caches")));
+}
+
 TEST(MemoryTable, KeptRowsAreALineWhereThereAreAny) {
   MemoryReport memory;
   memory.kv_cache_bytes = 3 << 20;

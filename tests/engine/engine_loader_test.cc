@@ -107,6 +107,36 @@ TEST(EngineLoader, TellsTheMemoryOfEveryRank) {
   }
 }
 
+TEST(EngineLoader, CachesOfRanksThatShareRequestsHoldSoManyTimesTheTokens) {
+  EngineOptions options;
+  options.model = kBundled;
+  options.device = DeviceKind::kCpu;
+  options.num_threads = 4;
+  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  const MemoryReport one = ExplainEngine(options).memory;
+  EXPECT_EQ(one.cache_ranks, 1);
+  for (const int32_t ranks : {2, 4}) {
+    options.tensor_parallel_size = ranks;
+    options.data_parallel_attention = false;
+    const MemoryReport heads = ExplainEngine(options).memory;
+    options.data_parallel_attention = true;
+    const LoadedEngine explained = ExplainEngine(options);
+    const MemoryReport& requests = explained.memory;
+    EXPECT_EQ(requests.cache_ranks, ranks);
+    EXPECT_EQ(requests.kv_tokens, one.kv_tokens) << "of each rank";
+    EXPECT_EQ(requests.kv_bytes_per_token, one.kv_bytes_per_token);
+    ASSERT_EQ(std::ssize(requests.ranks), ranks);
+    for (size_t rank = 0; rank < requests.ranks.size(); ++rank) {
+      EXPECT_GT(requests.ranks[rank].weights, heads.ranks[rank].weights) << "all heads are there";
+      EXPECT_EQ(requests.ranks[rank].cache, one.kv_cache_bytes + one.kept_row_bytes);
+    }
+  }
+  options.num_threads = 2;
+  options.tensor_parallel_size = 2;
+  const LoadedEngine loaded = LoadEngine(options, nullptr);
+  EXPECT_EQ(loaded.engine->Counters().num_kv_blocks, 2 * one.kv_pages);
+}
+
 TEST(EngineLoader, TellsTheProgressOfAllRanksAsOne) {
   EngineOptions options;
   options.model = kBundled;

@@ -21,7 +21,8 @@
 //
 // With --ranks N the processor's threads are N ranks that share each model that they can share (the
 // small ones have heads enough); each request alone runs on one. With --device cuda ranks are
-// spread over the GPUs that there are, several on each where these are fewer.
+// spread over the GPUs that there are, several on each where these are fewer. With --divided 1 each
+// rank keeps the cache of its own requests (--data-parallel-attention).
 //
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
@@ -46,6 +47,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_device.h"
+#include "outrider/engine/plan/rank_plan.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
@@ -79,6 +81,7 @@ struct Arguments {
   bool step = false;
   bool hybrid = false;
   int32_t ranks = 1;
+  bool divided = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
@@ -86,7 +89,7 @@ struct Arguments {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
              "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
-             "[--ranks N] "
+             "[--ranks N] [--divided 1] "
              "[--device cpu|cuda]\n");
   std::exit(2);
 }
@@ -114,6 +117,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.round = static_cast<uint32_t>(value);
     } else if (name == "--ranks" && value >= 1 && value <= kMostRanks) {
       arguments.ranks = static_cast<int32_t>(value);
+    } else if (name == "--divided") {
+      arguments.divided = value != 0;
     } else if (name == "--late") {
       arguments.late = value != 0;
     } else if (name == "--v4") {
@@ -311,6 +316,7 @@ class Fuzz {
         step_(arguments.step),
         hybrid_(arguments.hybrid),
         ranks_(arguments.ranks),
+        divided_(arguments.divided),
         ops_(MakeDeviceOps(arguments.device)),
         own_rank_ops_(ranks_ == 1 ? MakeRankOps(DeviceKind::kCpu, {})
                                   : MakeRankOps(arguments.device, DevicesOf(ranks_))),
@@ -331,6 +337,7 @@ class Fuzz {
     TestEngineOptions options = RandomOptions(model);
     options.ranks = ranks_;
     options.rank_ops = rank_ops_;
+    options.divides_requests = divided_;
     if (!IsShared(options)) return 0;
     // A GPU is served over a thread of its own.
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
@@ -419,9 +426,12 @@ class Fuzz {
   /// Whether the ranks can share the models.
   static bool IsShared(const TestEngineOptions& options) {
     try {
-      CheckRanks(ReadModelConfig(options.checkpoint), options.ranks, "--ranks");
+      const bool divided = options.divides_requests;
+      const ModelConfig config = ReadModelConfig(options.checkpoint);
+      if (divided) CheckDividesRequests(config, options.ranks, DeviceKind::kCpu);
+      CheckRanks(config, options.ranks, "--ranks", divided);
       if (options.drafter == DrafterKind::kEagle3) {
-        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks");
+        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);
       }
       return true;
     } catch (const Error&) {
@@ -525,6 +535,8 @@ class Fuzz {
     // The last does not run on a GPU.
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
+    // That one knows the pages of one rank.
+    if (divided_ && o.drafter == kFake) o.drafter = kChain;
     if (eagle3_) o.drafter = kEagle3;
     // EAGLE-3 drafters have latent attention.
     if (on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
@@ -723,6 +735,7 @@ class Fuzz {
   bool step_;
   bool hybrid_;
   int32_t ranks_;
+  bool divided_;
   std::unique_ptr<Ops> ops_;                        // of a GPU, or null
   std::vector<std::unique_ptr<Ops>> own_rank_ops_;  // of several ranks on GPUs
   std::vector<const Ops*> rank_ops_;

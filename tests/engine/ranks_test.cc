@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
 #include <thread>
 #include <variant>
 
@@ -32,9 +33,11 @@ std::vector<Generated> Run(const TestEngineOptions& options,
 }
 
 /// Random requests on several ranks against one.
-void ExpectEqualOnRanks(TestEngineOptions options, const std::vector<int32_t>& numbers = {2, 4}) {
+void ExpectEqualOnRanks(TestEngineOptions options, const std::vector<int32_t>& numbers = {2, 4},
+                        bool divides_requests = false) {
   const std::vector<GenerationRequest> requests = RandomRequests(11, 8);
   const std::vector<Generated> expected = Run(options, requests);
+  options.divides_requests = divides_requests;
   for (const int32_t ranks : numbers) {
     options.ranks = ranks;
     const std::vector<Generated> got = Run(options, requests);
@@ -88,6 +91,129 @@ TEST(RanksTest, StepAndSparseAttention) {
                       .drafter = DrafterKind::kRepeated,
                       .cache_form = KvCacheForm::kHeads},
                      {2});
+}
+
+// Attention data-parallel by request: every rank has the cache of its own requests.
+
+/// Three ranks could not share the heads.
+void ExpectEqualWithRequestsDivided(const TestEngineOptions& options,
+                                    const std::vector<int32_t>& numbers = {3}) {
+  ExpectEqualOnRanks(options, numbers, /*divides_requests=*/true);
+}
+
+TEST(DividedRequestsTest, LatentCacheWithAChainOfModules) {
+  ExpectEqualWithRequestsDivided({.dtype = DType::kBF16}, {2, 8});
+  ExpectEqualWithRequestsDivided({.dtype = DType::kF32});
+}
+
+TEST(DividedRequestsTest, PerHeadCacheAndInt8Weights) {
+  ExpectEqualWithRequestsDivided(
+      {.quantization = WeightQuantization::kInt8, .cache_form = KvCacheForm::kHeads});
+}
+
+TEST(DividedRequestsTest, DraftsThatAreDrawnAndAnAdaptiveNumber) {
+  // Modules fall behind, and catch up by rows that one rank has kept.
+  ExpectEqualWithRequestsDivided({.adaptive = true, .probabilistic_drafts = true});
+  ExpectEqualWithRequestsDivided({.drafter = DrafterKind::kRepeated, .adaptive = true});
+}
+
+/// What was drafted, by request and the number of its tokens before.
+using Drafts = std::map<std::pair<size_t, size_t>, std::vector<int32_t>>;
+
+/// Of requests that come together and end one after the other.
+Drafts DraftsOf(const TestEngineOptions& options) {
+  const auto engine = MakeTestEngine(options);
+  Drafts drafts;
+  std::vector<size_t> tokens(6, 0);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    GenerationRequest request;
+    for (int32_t t = 0; t < 30; ++t) {
+      request.prompt_token_ids.push_back(7 + t % (3 + static_cast<int32_t>(i)));
+    }
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 10 + 9 * static_cast<int32_t>(i);
+    request.sampling.ignore_eos = true;
+    request.trace_steps = true;
+    engine->Submit(request, [&, i](RequestId, OutputDelta&& delta) {
+      for (StepTrace& step : delta.steps) {
+        if (!step.drafts.empty()) drafts[{i, tokens[i]}] = std::move(step.drafts);
+        tokens[i] += static_cast<size_t>(step.num_tokens);
+      }
+    });
+  }
+  RunUntilIdle(*engine);
+  return drafts;
+}
+
+// Exactness would not tell wrong drafts, which are refused.
+TEST(DividedRequestsTest, DraftsAreThoseOfOneRank) {
+  // Modules stop while there are many requests, and catch up by rows that one rank has kept.
+  for (const DrafterKind kind : {DrafterKind::kChain, DrafterKind::kRepeated}) {
+    TestEngineOptions options = {.drafter = kind, .draft_ranges = {{1, 3, 3}, {4, 32, 0}}};
+    const Drafts expected = DraftsOf(options);
+    EXPECT_GT(expected.size(), 10U);
+    options.divides_requests = true;
+    for (const int32_t ranks : {2, 3}) {
+      options.ranks = ranks;
+      EXPECT_EQ(DraftsOf(options), expected) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(DividedRequestsTest, NRanksRunNTimesTheRequestsAtOnce) {
+  for (const int32_t ranks : {1, 2, 4}) {
+    // A request takes 21 pages and some for drafts, so that three fit.
+    const auto engine = MakeTestEngine({.num_blocks = 72,
+                                        .max_num_batched_tokens = 4096,
+                                        .ranks = ranks,
+                                        .divides_requests = ranks > 1});
+    std::vector<Generated> results(13);
+    for (size_t i = 0; i < results.size(); ++i) {
+      GenerationRequest request;
+      request.prompt_token_ids.assign(320, 9 + static_cast<int32_t>(i));
+      request.sampling.max_tokens = 12;
+      request.sampling.ignore_eos = true;
+      Submit(*engine, request, &results[i]);
+    }
+    engine->Step();
+    EXPECT_EQ(engine->Counters().num_requests_running, 3 * ranks);
+    RunUntilIdle(*engine);
+    for (const Generated& result : results) EXPECT_EQ(result.tokens.size(), 12U);
+    EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
+  }
+}
+
+TEST(DividedRequestsTest, PagesThatAreShort) {
+  // Requests are preempted, pages leave the cache and come back.
+  ExpectEqualWithRequestsDivided(
+      {.adaptive = true, .num_blocks = 72, .max_num_batched_tokens = 64, .host_pages = 40});
+}
+
+TEST(DividedRequestsTest, PromptLookupAndEagle3) {
+  ExpectEqualWithRequestsDivided({.drafter = DrafterKind::kNgram});
+  ExpectEqualWithRequestsDivided(
+      {.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3});
+}
+
+TEST(DividedRequestsTest, DeepSeekV4WithItsModuleAndWithDSpark) {
+  ExpectEqualWithRequestsDivided({.checkpoint = TinyV4Directory(),
+                                  .drafter = DrafterKind::kRepeated,
+                                  .cache_form = KvCacheForm::kHeads});
+  ExpectEqualWithRequestsDivided({.checkpoint = TinyDSparkDirectory(),
+                                  .rounded_cache = true,
+                                  .drafter = DrafterKind::kBlock,
+                                  .cache_form = KvCacheForm::kHeads});
+}
+
+TEST(DividedRequestsTest, StepAndSparseAttention) {
+  const SmallStepModel step(1600, 20, {.heads = 4, .kv_heads = 2});
+  ExpectEqualWithRequestsDivided(
+      {.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads});
+  const SmallSparseModel sparse(1600);
+  ExpectEqualWithRequestsDivided({.checkpoint = sparse.directory(),
+                                  .dummy_seed = 11,
+                                  .drafter = DrafterKind::kRepeated,
+                                  .cache_form = KvCacheForm::kHeads});
 }
 
 /// Acts in a rank's drafter.

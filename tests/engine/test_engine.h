@@ -60,7 +60,8 @@ struct TestEngineOptions {
   int32_t max_model_len = 1024;
   int32_t threads = 1;  // of each rank
   int32_t ranks = 1;
-  double rank_seconds = 60;  // that a rank waits for another
+  bool divides_requests = false;  // as --data-parallel-attention
+  double rank_seconds = 60;       // that a rank waits for another
   bool prefix_caching = true;
   bool fast_prefix = false;
   int32_t host_pages = 0;                     // that a HostCache holds; 0: there is none
@@ -94,15 +95,26 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
   return times;
 }
 
+/// How many ranks share the heads of attention.
+inline int32_t HeadRanks(const TestEngineOptions& options) {
+  return options.divides_requests ? 1 : options.ranks;
+}
+
+inline WeightForm WeightFormOf(const TestEngineOptions& options) {
+  WeightForm form = {options.dtype, options.quantization};
+  form.whole_attention = options.divides_requests;
+  return form;
+}
+
 /// What target and drafter of these options keep in the cache.
 inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const ModelConfig& whole) {
-  const ModelConfig config = OfOneRank(whole, options.ranks);
+  const ModelConfig config = OfOneRank(whole, HeadRanks(options));
   if (options.drafter == DrafterKind::kFake) {
     return FakeDraftModel::CacheNeeds(config, options.cache_form);
   }
   if (options.drafter == DrafterKind::kEagle3) {
     return Eagle3DraftModel::CacheNeeds(
-        config, OfOneRank(ReadModelConfig(options.drafter_checkpoint), options.ranks),
+        config, OfOneRank(ReadModelConfig(options.drafter_checkpoint), HeadRanks(options)),
         options.cache_form);
   }
   int64_t modules = 0;
@@ -143,8 +155,7 @@ inline std::unique_ptr<DraftModel> MakeTestDraftModel(const TestEngineOptions& o
   return std::make_unique<Eagle3DraftModel>(
       config,
       Eagle3Taps(*config.eagle3, network.config().num_hidden_layers(), {}, directory.string()),
-      LoadEagle3(config, *source, {options.dtype, options.quantization}, network.device(), nullptr),
-      network);
+      LoadEagle3(config, *source, WeightFormOf(options), network.device(), nullptr), network);
 }
 
 /// One rank of an engine; ranks: with the others, or null.
@@ -162,16 +173,18 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   const Ops* ops = options.ops != nullptr ? options.ops : &cpu::GetCpuOps(SelectIsa());
+  const RankPlace place = inside.ranks == nullptr ? RankPlace() : inside.ranks->place();
   if (inside.ranks && !options.rank_ops.empty()) {
-    ops = options.rank_ops[static_cast<size_t>(inside.ranks->place().rank)];
+    ops = options.rank_ops[static_cast<size_t>(place.rank)];
     ops->UseOnThisThread();
   }
   inside.model =
-      LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+      LoadNetwork(config, mtp, *source, WeightFormOf(options),
                   {{*ops, inside.pool.get(), inside.ranks.get()},
                    options.dtype,
                    AttentionPlan(options.attention_backend, 1 + k,
-                                 RowPathsOf(config.first_cached_layer(), options.cache_form))});
+                                 RowPathsOf(config.first_cached_layer(), options.cache_form),
+                                 options.divides_requests ? place : RankPlace())});
   const NetworkCache network = TestCacheNeeds(options, config);
   const CacheConfig cache = TestCacheConfig(options);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,
@@ -231,6 +244,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   cache.rerun_tokens = reach.rerun_tokens;
   parts.scheduler = {
       .cache = std::move(cache),
+      .cache_ranks = options.divides_requests ? options.ranks : 1,
       .max_num_seqs = options.max_num_seqs,
       .max_num_batched_tokens = options.max_num_batched_tokens,
       .max_model_len = options.max_model_len,

@@ -13,6 +13,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/execute/step_runner.h"
+#include "outrider/kv/page_number.h"
 
 namespace outrider {
 
@@ -29,6 +30,7 @@ class DisturbingExecutor : public Executor {
   /// Over a StepRunner of `ranks`, whose cache groups all keep the whole history.
   DisturbingExecutor(std::vector<RankParts> ranks, uint32_t seed, Disturbances disturbances)
       : cache_(*ranks.front().cache),
+        cache_ranks_(ranks.front().model->attention().cache_place().ranks),
         random_(seed),
         disturbances_(std::move(disturbances)),
         known_pages_(static_cast<size_t>(ranks.front().num_slots)) {
@@ -80,9 +82,12 @@ class DisturbingExecutor : public Executor {
     for (size_t g = 0; g < known.size(); ++g) {
       const std::vector<int32_t>& table = request.tables->blocks()[g];
       for (; known[g] < table.size(); ++known[g]) {
+        const int32_t page = table[known[g]];
         for (size_t rank = 0; rank < caches_.size(); ++rank) {
-          disturbances_.fill_with_ones(rank, caches_[rank]->layer(0).data + table[known[g]] * bytes,
-                                       static_cast<size_t>(bytes));
+          if (cache_ranks_ > 1 && !std::cmp_equal(RankOfPage(page, cache_ranks_), rank)) continue;
+          disturbances_.fill_with_ones(
+              rank, caches_[rank]->layer(0).data + OwnPage(page, cache_ranks_) * bytes,
+              static_cast<size_t>(bytes));
         }
       }
     }
@@ -97,6 +102,7 @@ class DisturbingExecutor : public Executor {
 
   KvCache& cache_;  // of the first rank
   std::vector<KvCache*> caches_;
+  int32_t cache_ranks_;  // that have caches of their own requests, or 1
   std::mt19937 random_;
   Disturbances disturbances_;
   std::vector<std::vector<size_t>> known_pages_;  // by slot and group

@@ -44,6 +44,35 @@ TEST(BlockPoolTest, APublishedBlockIsSharedWhileUsedAndAfterwards) {
   EXPECT_EQ(pool.num_free(), 1);
 }
 
+// Numbers of pages say which rank has them, so that pools of several ranks share none.
+TEST(BlockPoolTest, ARanksBlocksHaveNumbersOfTheirOwn) {
+  std::set<int32_t> all;
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    BlockPool pool(2, {rank, 3});
+    int32_t left = -1;
+    pool.SetLeaves([&](int32_t block, const BlockKey&) { left = block; });
+    const int32_t first = pool.Allocate().value();
+    const int32_t second = pool.Allocate().value();
+    EXPECT_FALSE(pool.Allocate().has_value());
+    for (const int32_t block : {first, second}) {
+      EXPECT_EQ(RankOfPage(block, 3), rank);
+      EXPECT_EQ(PageNumber(OwnPage(block, 3), {rank, 3}), block);
+      EXPECT_EQ(pool.references(block), 1);
+      all.insert(block);
+    }
+    pool.Publish(second, Key(1));
+    EXPECT_EQ(pool.Share(Key(1)), second);
+    for (const int32_t block : {first, second, second}) pool.Release(block);
+    EXPECT_EQ(pool.Allocate(), first);
+    EXPECT_EQ(pool.Allocate(), second);
+    EXPECT_EQ(left, second);
+    pool.Release(first);
+    EXPECT_EQ(pool.num_free(), 1);
+    EXPECT_DEATH(pool.Release(PageNumber(0, {(rank + 1) % 3, 3})), "check failed");
+  }
+  EXPECT_EQ(all, (std::set<int32_t>{0, 1, 2, 3, 4, 5}));
+}
+
 TEST(BlockPoolTest, ForgetsTheBlockUnusedForLongest) {
   BlockPool pool(3);
   for (uint8_t b = 0; b < 3; ++b) pool.Publish(pool.Allocate().value(), Key(b));

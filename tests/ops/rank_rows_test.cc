@@ -1,4 +1,5 @@
-// What ranks choose together: of equal values the first token, whoever has it.
+// What ranks choose together: of equal values the first token, whoever has it. And rows that one
+// rank has and all get.
 #include "outrider/ops/cpu/rank_rows.h"
 
 #include <gtest/gtest.h>
@@ -74,6 +75,44 @@ TEST(RankRowsTest, ARankWithoutATokenIsNeverChosenAndAnOverflownRowHasNone) {
                 std::vector<int32_t>(static_cast<size_t>(ranks), -1));
     }
   }
+}
+
+TEST(RankRowsTest, RowsGoFromTheRankThatHasThemToAll) {
+  constexpr int32_t kRanks = 3;
+  constexpr int32_t kRows = 7;
+  // Row 4 is nobody's, and stays as it is.
+  const std::vector<RankRun> runs = {{0, 2, 1}, {2, 1, 0}, {3, 1, 2}, {5, 2, 1}};
+  auto communicators = MakeThreadCommunicators(kRanks);
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      ThreadPool pool(1);
+      Scratch arena;
+      const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa());
+      const Context context({ops, &pool, communicators[static_cast<size_t>(rank)].get()}, arena,
+                            DType::kF32);
+      // Rows of a wider matrix: value 10 * rank + row.
+      std::vector<float> values(static_cast<size_t>(kRows * 5), -1);
+      const Tensor x(values.data(), DType::kF32, kRows, 3, 5);
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t c = 0; c < 3; ++c) x.floats().row(r)[c] = static_cast<float>(10 * rank + r);
+      }
+      for (int repeats = 0; repeats < 3; ++repeats) ops.ShareRows(context, x, runs);
+      ops.ShareRows(context, x, {});
+      std::vector<int32_t> rank_of(kRows, rank);
+      for (const RankRun& run : runs) {
+        for (int32_t r = run.first; r < run.first + run.count; ++r) {
+          rank_of[static_cast<size_t>(r)] = run.rank;
+        }
+      }
+      for (int64_t r = 0; r < kRows; ++r) {
+        const auto expected = static_cast<float>(10 * rank_of[static_cast<size_t>(r)] + r);
+        for (int64_t c = 0; c < 3; ++c) EXPECT_EQ(x.floats().row(r)[c], expected) << r;
+        EXPECT_EQ(x.floats().row(r)[3], -1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

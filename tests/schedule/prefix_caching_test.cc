@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "outrider/kv/memory_page_store.h"
+#include "outrider/kv/page_number.h"
 #include "outrider/schedule/scheduler.h"
 #include "tests/schedule/random_groups.h"
 
@@ -269,6 +270,7 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
   // The drafter's rows begin up to ahead - 1 before the target's.
   config.cache = RandomCacheGroups(config.max_model_len, config.max_num_batched_tokens + 1,
                                    std::max(ahead - 1, 0));
+  config.cache_ranks = *rc::gen::element(1, 1, 2, 3);
   Scheduler scheduler(config);
   BlockKeyHasher hasher(config.cache.TokensPerKey(), ahead);
   const auto num_groups = static_cast<int32_t>(config.cache.groups.size());
@@ -307,7 +309,8 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
   std::map<RequestId, Request> live;
   std::map<RequestId, Slot> slots;
   // Every group has entries of the target and of the drafter.
-  const auto cells = static_cast<size_t>(config.cache.num_pages * config.cache.TokensPerResume());
+  const auto cells = static_cast<size_t>(config.cache_ranks * config.cache.num_pages *
+                                         config.cache.TokensPerResume());
   std::vector<uint64_t> target(cells, 0);   // of position p: hash of tokens [0, p]
   std::vector<uint64_t> drafter(cells, 0);  // of position p: hash of tokens [0, p + ahead]
   const auto page = [&](const PlannedRequest& r, int32_t g, int32_t p) {
@@ -357,7 +360,9 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
         for (int32_t p = r.computed; p < end; ++p) {
           target[cell(planned, g, p)] = HashOf(with_drafts, p + 1);
           if (live.contains(planned.id)) {
-            RC_ASSERT(scheduler.pool().references(page(planned, g, p)) == 1);
+            const int32_t written = page(planned, g, p);
+            const int32_t rank = RankOfPage(written, config.cache_ranks);
+            RC_ASSERT(scheduler.pool(rank).references(written) == 1);
           }
         }
       }
@@ -506,7 +511,9 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     live.erase(live.begin());
   }
   run_some(static_cast<int32_t>(queue.size()));
-  RC_ASSERT(scheduler.pool().num_free() == config.cache.num_pages);
+  for (int32_t rank = 0; rank < config.cache_ranks; ++rank) {
+    RC_ASSERT(scheduler.pool(rank).num_free() == config.cache.num_pages);
+  }
 }
 
 }  // namespace

@@ -179,6 +179,7 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
       RandomCacheGroups(config.max_model_len,
                         std::max(config.max_num_batched_tokens, 5) + 1 + config.lookahead_tokens,
                         *rc::gen::inRange(0, 3));
+  config.cache_ranks = *rc::gen::element(1, 1, 2, 3);
   Scheduler scheduler(config);
 
   struct Shadow {
@@ -279,7 +280,9 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
     scheduler.Remove(live.begin()->first);
     live.erase(live.begin());
   }
-  RC_ASSERT(scheduler.pool().num_free() == config.cache.num_pages);
+  for (int32_t rank = 0; rank < config.cache_ranks; ++rank) {
+    RC_ASSERT(scheduler.pool(rank).num_free() == config.cache.num_pages);
+  }
   RC_ASSERT(scheduler.num_running() == 0 && scheduler.num_waiting() == 0);
   RC_ASSERT(finished > 0);
 }

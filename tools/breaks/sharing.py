@@ -1,5 +1,5 @@
 """What requests share: cached beginnings of prompts, the prompt rows of a step, the time of threads that
-compile grammars.
+compile grammars, and ranks that each have the cache of some of them.
 """
 from mistake import Break
 
@@ -7,6 +7,7 @@ TOPICS = {
     "prefixes": "what is published, and who may find it",
     "rows": "prompt rows of a step, between short and long prompts",
     "compiling": "grammars that take long",
+    "ranks": "requests among ranks that each have the cache of their own",
 }
 
 SCHEDULER = "schedule/scheduler.cc"
@@ -50,7 +51,7 @@ BREAKS = (
           "(LeavesRoom(entry) && Admit(entry, share))", "Admit(entry, share)",
           "schedule_test", "PromptSharesTest.NobodyPasses*"),
     Break("rows", "what is cached of a prompt counts as its length", SCHEDULER,
-          "    entry->likely_hit = cache_.FindPrefix(entry->keys->blocks, MostShared(*entry));\n", "",
+          "std::max(entry->likely_hit, cache.FindPrefix(entry->keys->blocks, MostShared(*entry)))", "0",
           "schedule_test", "PromptSharesTest.WhatIsCached*"),
     Break("compiling", "refusals are forgotten", "grammar/grammar_compiler.cc",
           "    impl_->cache.Put(spec, {nullptr, refusal});\n    throw;", "    throw;",
@@ -58,4 +59,22 @@ BREAKS = (
     Break("compiling", "the deadline is not looked at while a grammar is made",
           "grammar/compile_deadline.h", "if (++calls % 256 == 0) CheckCompileDeadline();", "++calls;",
           "grammar_test", "Hostile/CompileBoundTest.*"),
+    Break("ranks", "what a rank's attention made of its rows is not brought to the others",
+          "layers/own_rows.h", "  context.ops.ShareRows(context, x, own->runs);\n", "",
+          "engine_test", "DividedRequestsTest.LatentCache*"),
+    Break("ranks", "rows that a rank has kept for its modules are not brought to the others",
+          "draft/module_drafter.h", "if (target_rows_.divided()) model_->ShareRows(rows, kept_runs_);", "",
+          "engine_test", "DividedRequestsTest.DraftsAreThoseOfOneRank"),
+    Break("ranks", "all requests go to one rank until it is full", SCHEDULER,
+          "  SortRanksFor(entry);\n", "",
+          "schedule_test", "RequestRanksTest.ARequestGoesWhere*"),
+    Break("ranks", "a rank takes pages from requests of another", SCHEDULER,
+          "Entry& last = LastOf(entry.rank);", "Entry& last = *running_.back();",
+          "schedule_test", "RequestRanksTest.PagesOfOtherRanks*"),
+    Break("ranks", "what is cached on a rank draws nobody there", "schedule/scheduler.cc",
+          "kPagesOfAHit * pages", "0 * pages",
+          "schedule_test", "RequestRanksTest.APrefixThatIsCached*"),
+    Break("ranks", "a rank with all heads still reads its part of them", "ops/cpu/cpu_weight_loader.h",
+          "return of_heads && form_.whole_attention ? WeightCut() : cut;", "return cut;",
+          "engine_test", "DividedRequestsTest.LatentCache*"),
 )

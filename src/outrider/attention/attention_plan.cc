@@ -6,8 +6,9 @@
 
 namespace outrider {
 
-AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths)
-    : backend_(backend), threshold_(threshold), paths_(paths) {
+AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths,
+                             const RankPlace& cache_place)
+    : backend_(backend), threshold_(threshold), paths_(paths), cache_place_(cache_place) {
   OUTRIDER_CHECK(threshold >= 1);
   OUTRIDER_CHECK(!paths.AreOne() || backend == AttentionBackend::kRagged);
 }

@@ -11,20 +11,26 @@
 #include "outrider/batch/batch_layout.h"
 #include "outrider/batch/decode_split.h"
 #include "outrider/kv/cache_form.h"
+#include "outrider/parallel/share.h"
 
 namespace outrider {
 
 class AttentionPlan {
  public:
   /// `threshold`: rows that a decode request has at most, 1 + k. Where all rows take one path, the
-  /// backend is kRagged.
-  AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths = KvCacheForm::kLatent);
+  /// backend is kRagged. cache_place: which rank this is where each keeps the cache of its own
+  /// requests and runs their attention; else the default.
+  AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths = KvCacheForm::kLatent,
+                const RankPlace& cache_place = {});
 
   /// Replaces the plan. `layout` must outlive it. Reuses memory.
   void Assign(const BatchLayout& layout);
 
   AttentionBackend backend() const { return backend_; }
   RowPaths paths() const { return paths_; }
+  const RankPlace& cache_place() const { return cache_place_; }
+  /// An empty plan for layouts that have this rank's rows only.
+  AttentionPlan OfOwnRows() const { return {backend_, threshold_, paths_}; }
   /// Of latent attention without an indexer.
   KvCacheForm cache_form() const {
     return paths_.generated == RowPath::kPerHead ? KvCacheForm::kHeads : KvCacheForm::kLatent;
@@ -54,6 +60,7 @@ class AttentionPlan {
   AttentionBackend backend_;
   int32_t threshold_;
   RowPaths paths_;
+  RankPlace cache_place_;
   int32_t num_decode_rows_ = 0;
   int32_t query_length_ = 0;
   std::vector<RequestRows> runs_;  // of all requests, before the split

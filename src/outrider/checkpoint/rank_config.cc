@@ -40,12 +40,13 @@ std::vector<Divided> DividedInBlocks(const LayerSpec& layer) {
 }
 
 /// Of the first thing in the network that so many ranks cannot share; "" if they can.
-std::string Problem(const ModelConfig& config, int32_t ranks) {
+std::string Problem(const ModelConfig& config, int32_t ranks, bool whole_attention) {
   std::vector<LayerSpec> layers = config.layers;
   const bool has_modules = config.num_nextn_predict_layers > 0 || config.dspark;
   if (has_modules) layers.push_back(config.mtp_layer);
   for (const LayerSpec& layer : layers) {
     for (const Divided& d : DividedEvenly(layer)) {
+      if (whole_attention) break;
       if (d.count % ranks != 0) return fmt::format("{} {}", d.count, d.what);
     }
     for (const Divided& d : DividedInBlocks(layer)) {
@@ -79,13 +80,14 @@ ModelConfig OfOneRank(ModelConfig config, int32_t ranks) {
   return config;
 }
 
-void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what) {
+void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what,
+                bool whole_attention) {
   const std::string problem =
-      ranks < 1 || ranks > kMostRanks ? "the model" : Problem(config, ranks);
+      ranks < 1 || ranks > kMostRanks ? "the model" : Problem(config, ranks, whole_attention);
   if (problem.empty()) return;
   std::vector<int32_t> fitting;
   for (int32_t n = 1; n <= kMostRanks; ++n) {
-    if (Problem(config, n).empty()) fitting.push_back(n);
+    if (Problem(config, n, whole_attention).empty()) fitting.push_back(n);
   }
   throw InvalidArgument("{} is {}: so many ranks cannot share {}; use {}", what, ranks, problem,
                         fmt::join(fitting, ", "));

@@ -15,8 +15,9 @@ LayerSpec OfOneRank(LayerSpec layer, int32_t ranks);
 ModelConfig OfOneRank(ModelConfig config, int32_t ranks);
 
 /// Throws Error, which begins with `what`, if so many ranks cannot share the network, with the
-/// numbers that can.
-void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what);
+/// numbers that can. whole_attention: every rank has all heads.
+void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what,
+                bool whole_attention = false);
 
 /// The most ranks that share a model.
 inline constexpr int32_t kMostRanks = 8;

@@ -368,6 +368,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"running_state", StateJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes},
                    {"ranks", RanksJson(memory)},
+                   {"cache_ranks", memory.cache_ranks},
                    {"gpu", GpuJson(memory)}}},
                  {"decisions", Json::array()}};
   object["shapes"].update(AttentionJson(c));

@@ -60,6 +60,21 @@ std::string StateLine(const RunningStateReport& state) {
       state.row_pages, ByteSizeText(state.spec.StateBytes()), state.state_pages);
 }
 
+/// What the caches of all ranks hold, where each has that of its own requests; else "".
+std::string CapacityNote(const MemoryReport& memory, int64_t max_model_len) {
+  if (memory.cache_ranks == 1) return "";
+  std::string note =
+      fmt::format("their caches hold {} tokens", memory.cache_ranks * memory.kv_tokens);
+  if (memory.kv_groups.size() > 1) {
+    note = fmt::format("their caches hold {} pages", memory.cache_ranks * memory.kv_pages);
+  }
+  if (max_model_len == 0) return note;
+  // A request is in one of them.
+  return note + fmt::format(", {:.1f} requests of {} tokens",
+                            memory.cache_ranks * RequestsHeld(memory, max_model_len),
+                            max_model_len);
+}
+
 }  // namespace
 
 std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_model_len) {
@@ -119,7 +134,7 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
              fmt::format("weights {}, cache {}{}", ByteSizeText(own.weights),
                          ByteSizeText(own.cache), rank == 0 ? ": the lines above are its" : "")));
   }
-  lines.push_back(line("all ranks", all, ""));
+  lines.push_back(line("all ranks", all, CapacityNote(memory, max_model_len)));
   return lines;
 }
 

@@ -58,6 +58,11 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   std::optional<KvEventsConfig> kv_events;
   if (!settings.serve.kv_events_config.empty()) {
     kv_events = ParseKvEventsConfig("--kv-events-config", settings.serve.kv_events_config);
+    if (settings.engine.data_parallel_attention) {
+      throw InvalidArgument(
+          "--kv-events-config tells of one cache: it does not go with --data-parallel-attention "
+          "yet");
+    }
   }
   std::optional<KvEventPublisher> publisher;
   if (kv_events) publisher.emplace(*kv_events);

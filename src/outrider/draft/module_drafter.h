@@ -99,6 +99,7 @@ class ModuleDrafter : public Drafter {
   void GatherTarget(const Pass& pass, Tensor rows, ForEachRow for_each_row) {
     step_copies_.clear();
     kept_copies_.clear();
+    kept_runs_.clear();
     for_each_row([&](size_t w, int32_t p, int64_t row) {
       const DraftRequest& r = pass.requests[w];
       if (p == kLastRightRow) {
@@ -106,11 +107,14 @@ class ModuleDrafter : public Drafter {
       } else if (p >= r.first_position) {
         step_copies_.Add(r.first_row + p - r.first_position, row);
       } else {
-        kept_copies_.Add(target_rows_.RowOf(r, p), row);
+        const int32_t rank = target_rows_.RankOf(r, p);
+        if (rank == target_rows_.place().rank) kept_copies_.Add(target_rows_.RowOf(r, p), row);
+        if (target_rows_.divided()) AddRankRows(static_cast<int32_t>(row), 1, rank, kept_runs_);
       }
     });
     model_->CopyRows(pass.target, rows, step_copies_);
     model_->CopyRows(target_rows_.rows(), rows, kept_copies_);
+    if (target_rows_.divided()) model_->ShareRows(rows, kept_runs_);
   }
 
   /// Draft `step` of the requests named by `indices`, from the rows of `hidden` that module m made.
@@ -158,6 +162,7 @@ class ModuleDrafter : public Drafter {
   DraftSampler sampler_;
   RowCopies step_copies_;
   RowCopies kept_copies_;
+  std::vector<RankRun> kept_runs_;  // rows that come from kept ones, by rank
   std::unique_ptr<StepInputs> no_rows_;
   // Slots of the call of Begin that Propose is to follow; none: there was no such call.
   std::vector<int32_t> begun_slots_;

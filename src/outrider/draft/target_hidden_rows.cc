@@ -13,7 +13,8 @@ TargetHiddenRows::TargetHiddenRows(const DraftModel& model, const KvCache& cache
       block_size_(cache.config().groups[group_].tokens_per_block),
       kept_(kept),
       num_last_(num_last),
-      blocks_(static_cast<size_t>(cache.config().num_pages)),
+      place_(model.attention().cache_place()),
+      blocks_(static_cast<size_t>(cache.config().num_pages) * static_cast<size_t>(place_.ranks)),
       rows_(model.device().ops.MakeRows(kept == KeptRows::kAll
                                             ? int64_t{cache.config().num_pages} * block_size_
                                             : int64_t{num_slots} * num_last,
@@ -37,6 +38,7 @@ void TargetHiddenRows::TakeStep(const DraftRequest& r) {
   for (int32_t p = r.first_position; p <= r.frontier; ++p) {
     OUTRIDER_CHECK(blocks_[PageOf(r, p)].has_rows != 0,
                    "slot {} starts inside a block, at position {}", r.slot, p);
+    if (RankOf(r, p) != place_.rank) continue;
     copies_.Add(r.first_row + p - r.first_position, RowOf(r, p));
   }
 }
@@ -61,7 +63,8 @@ bool TargetHiddenRows::Has(const DraftRequest& r, int32_t position) const {
 int32_t TargetHiddenRows::RowOf(const DraftRequest& r, int32_t position) const {
   OUTRIDER_CHECK(Has(r, position), "slot {}: the row of position {} is gone", r.slot, position);
   if (kept_ == KeptRows::kLast) return LastRow(r.slot, position);
-  return static_cast<int32_t>(PageOf(r, position)) * block_size_ + position % block_size_;
+  OUTRIDER_CHECK(RankOf(r, position) == place_.rank);
+  return OwnPage(PageAt(r, position), place_.ranks) * block_size_ + position % block_size_;
 }
 
 int32_t TargetHiddenRows::SkipFinished(const DraftRequest& r, int32_t m, int32_t next,
@@ -90,13 +93,13 @@ void TargetHiddenRows::MarkFinished(const DraftRequest& r, int32_t first,
 void TargetHiddenRows::ReadPage(const Ops& ops, int32_t page, std::span<std::byte> to) const {
   OUTRIDER_CHECK(std::ssize(to) == page_bytes());
   std::memcpy(to.data(), &blocks_[static_cast<size_t>(page)], sizeof(Block));
-  if (kept_ == KeptRows::kAll) ops.CopyToHost(RowsOf(page), to.subspan(sizeof(Block)));
+  if (KeepsRowsOf(page)) ops.CopyToHost(RowsOf(page), to.subspan(sizeof(Block)));
 }
 
 void TargetHiddenRows::WritePage(const Ops& ops, int32_t page, std::span<const std::byte> from) {
   OUTRIDER_CHECK(std::ssize(from) == page_bytes());
   std::memcpy(&blocks_[static_cast<size_t>(page)], from.data(), sizeof(Block));
-  if (kept_ == KeptRows::kAll) ops.CopyFromHost(from.subspan(sizeof(Block)), RowsOf(page));
+  if (KeepsRowsOf(page)) ops.CopyFromHost(from.subspan(sizeof(Block)), RowsOf(page));
 }
 
 }  // namespace outrider

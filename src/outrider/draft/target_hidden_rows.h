@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "outrider/draft/drafter.h"
+#include "outrider/kv/page_number.h"
 #include "outrider/networks/draft_model.h"
 #include "outrider/ops/kv_cache.h"
 
@@ -61,7 +62,17 @@ class TargetHiddenRows {
   /// Reset.
   bool Has(const DraftRequest& request, int32_t position) const;
 
-  /// Where in rows() the row of a position that Has is.
+  /// Of several ranks that each keep the rows of their own requests: which one has the row of a
+  /// position before first_position. Others leave it out.
+  int32_t RankOf(const DraftRequest& request, int32_t position) const {
+    return kept_ == KeptRows::kLast ? place_.rank
+                                    : RankOfPage(PageAt(request, position), place_.ranks);
+  }
+  const RankPlace& place() const { return place_; }
+  /// Whether other ranks have rows that this one has not.
+  bool divided() const { return kept_ == KeptRows::kAll && place_.ranks > 1; }
+
+  /// Where in rows() the row of a position that Has is, on the rank that has it.
   int32_t RowOf(const DraftRequest& request, int32_t position) const;
   Tensor rows() const { return rows_->rows(); }
 
@@ -89,13 +100,18 @@ class TargetHiddenRows {
 
   /// Bytes of a row of kAll; the rows of a page lie one behind the other.
   int64_t RowBytes() const { return BytesPerToken(rows().stride, rows().dtype) * block_size_; }
+  bool KeepsRowsOf(int32_t page) const {
+    return kept_ == KeptRows::kAll && RankOfPage(page, place_.ranks) == place_.rank;
+  }
   std::byte* RowsOf(int32_t page) const {
-    return static_cast<std::byte*>(rows().data) + page * RowBytes();
+    return static_cast<std::byte*>(rows().data) + OwnPage(page, place_.ranks) * RowBytes();
   }
 
+  int32_t PageAt(const DraftRequest& request, int32_t position) const {
+    return request.block_tables[group_][static_cast<size_t>(position / block_size_)];
+  }
   size_t PageOf(const DraftRequest& request, int32_t position) const {
-    return static_cast<size_t>(
-        request.block_tables[group_][static_cast<size_t>(position / block_size_)]);
+    return static_cast<size_t>(PageAt(request, position));
   }
 
   int32_t LastRow(int32_t slot, int32_t position) const {
@@ -106,8 +122,9 @@ class TargetHiddenRows {
   int32_t block_size_;  // tokens
   KeptRows kept_;
   int32_t num_last_;
-  std::vector<Block> blocks_;  // by page
-  // kAll: [pages, block_size], kLast: [slots, num_last], by position modulo num_last
+  RankPlace place_;            // AttentionPlan::cache_place
+  std::vector<Block> blocks_;  // by page, of all ranks
+  // kAll: [the rank's pages, block_size], kLast: [slots, num_last], by position modulo num_last
   std::unique_ptr<RowMemory> rows_;
   RowCopies copies_;  // from the rows of the step
 };

@@ -32,7 +32,7 @@ EngineCore::EngineCore(EngineParts parts)
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr) {
   OUTRIDER_CHECK(parts_.executor->max_in_flight() <= Scheduler::kMostInFlight);
   counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
-  counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
+  counters_.num_kv_blocks = parts_.scheduler.cache.num_pages * parts_.scheduler.cache_ranks;
   counters_.max_num_seqs = parts_.scheduler.max_num_seqs;
   counters_.max_num_batched_tokens = parts_.scheduler.max_num_batched_tokens;
   counters_.max_speculative_tokens = parts_.scheduler.max_drafts;
@@ -174,7 +174,7 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
   c.weights_asleep = asleep_.weights;
   c.cache_asleep = asleep_.kv_cache;
   c.weight_version = *weight_version_;
-  c.kv_cache_usage = scheduler_.pool().Usage();
+  c.kv_cache_usage = scheduler_.CacheUsage();
   if (host_cache_) c.host_cache = host_cache_->counts();
 }
 
@@ -376,7 +376,7 @@ StepRecord EngineCore::DescribeStep(const StepPlan& plan,
                        .num_speculative_tokens = counters_.num_speculative_tokens,
                        .running = scheduler_.num_running(),
                        .waiting = scheduler_.num_waiting(),
-                       .kv_cache_usage = scheduler_.pool().Usage()};
+                       .kv_cache_usage = scheduler_.CacheUsage()};
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
     if (!results[i].ran) continue;

@@ -123,6 +123,9 @@ struct EngineOptions {
   /// The GPU of each rank, by CUDA's numbers; empty: those of the first ones. Ranks may share one,
   /// which is slow: tests ask for it where there is one GPU, and no flag does.
   std::vector<int> rank_devices = {};
+  /// Each rank has the KV cache of its own requests, and runs their attention with all heads; the
+  /// rest is shared as else. For two ranks or more.
+  bool data_parallel_attention = false;
   bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   SpeculationOptions speculation = {};

@@ -107,7 +107,7 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
                                 const LoadProgress& progress) {
   OUTRIDER_CHECK(ranks_.empty() && std::cmp_equal(ops_.size(), plan_.ranks));
   const ModelFacts& facts = checkpoints_.facts;
-  for (auto& communicator : MakeRankCommunicators(plan_.device, ops_)) {
+  for (auto& communicator : MakeRankCommunicators(plan_.device, ops_, RankSeconds())) {
     const RankPlace place = communicator->place();
     const Ops& ops = *ops_[static_cast<size_t>(place.rank)];
     PreparePrompts(ops, OfOneRank(facts.config, place.ranks));
@@ -139,11 +139,12 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
     const Device& device = devices_[static_cast<size_t>(i)];
     device.ops.UseOnThisThread();
     RankWeights& own = weights[static_cast<size_t>(i)];
-    own.model = LoadNetwork(
-        facts.config, plan_.drafts.modules, *checkpoints.model, form,
-        {device, plan_.numbers.dtype,
-         AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths)},
-        read.Of(device.place().rank));
+    own.model =
+        LoadNetwork(facts.config, plan_.drafts.modules, *checkpoints.model, form,
+                    {device, plan_.numbers.dtype,
+                     AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths,
+                                   plan_.cache_ranks > 1 ? device.place() : RankPlace())},
+                    read.Of(device.place().rank));
     if (plan_.drafts.type == DrafterType::kBlocks) own.blocks = own.model->MakeBlockDraftModel();
     if (!facts.drafter) return;
     const ModelConfig& drafter = facts.drafter->config;
@@ -257,7 +258,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   ops_.front()->UseOnThisThread();
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}), RankSeconds());
   runner_ = executor.get();
   if (plan_.device == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));

@@ -39,15 +39,16 @@ int64_t Rank::page_bytes() const {
 }
 
 void Rank::ReadPage(int32_t page, std::span<std::byte> to) {
-  const std::span<std::byte> own = parts_.cache->page(page);
+  OUTRIDER_CHECK(HasPage(page));
+  const std::span<std::byte> own = CachePage(page);
   ops().CopyToHost(own.data(), to.first(own.size()));
   if (parts_.drafter) parts_.drafter->ReadPage(page, to.subspan(own.size()));
 }
 
 void Rank::WritePage(int32_t page, std::span<const std::byte> from) {
-  const std::span<std::byte> own = parts_.cache->page(page);
-  ops().CopyFromHost(from.first(own.size()), own.data());
-  if (parts_.drafter) parts_.drafter->WritePage(page, from.subspan(own.size()));
+  const auto bytes = static_cast<size_t>(parts_.cache->page_bytes());
+  if (HasPage(page)) ops().CopyFromHost(from.first(bytes), CachePage(page).data());
+  if (parts_.drafter) parts_.drafter->WritePage(page, from.subspan(bytes));
 }
 
 void Rank::Forward(const BatchLayout& layout, bool tells_experts) {

@@ -18,6 +18,7 @@
 #include "outrider/execute/executor.h"
 #include "outrider/execute/logits_pass.h"
 #include "outrider/execute/step_layout.h"
+#include "outrider/kv/page_number.h"
 #include "outrider/networks/network.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/sampling/acceptance.h"
@@ -55,7 +56,13 @@ class Rank {
 
   /// Bytes of a page of the cache, with what the drafter keeps of it.
   int64_t page_bytes() const;
-  /// As PageAccess has them; of page_bytes() bytes.
+  /// Whether other ranks have pages of their own, with the entries of their requests.
+  bool divides_cache() const { return cache_place().ranks > 1; }
+  /// As PageAccess has them; of page_bytes() bytes. Only the rank that has the page is read; all
+  /// are written, as the drafters of all keep account of it.
+  bool HasPage(int32_t page) const {
+    return RankOfPage(page, cache_place().ranks) == cache_place().rank;
+  }
   void ReadPage(int32_t page, std::span<std::byte> to);
   void WritePage(int32_t page, std::span<const std::byte> from);
   /// Among those that share the model.
@@ -102,6 +109,11 @@ class Rank {
 
  private:
   bool is_first() const { return index() == 0; }
+  const RankPlace& cache_place() const { return attention_.cache_place(); }
+  /// Of a page that the rank has.
+  std::span<std::byte> CachePage(int32_t page) {
+    return parts_.cache->page(OwnPage(page, cache_place().ranks));
+  }
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
 
   RankParts parts_;

@@ -45,6 +45,10 @@ void StepRunner::Release(int32_t slot) {
 void StepRunner::ReadPage(int32_t page, std::span<std::byte> to) {
   const auto bytes = static_cast<size_t>(first().page_bytes());
   ranks_.Run([&](Rank& rank) {
+    if (first().divides_cache()) {
+      if (rank.HasPage(page)) rank.ReadPage(page, to);
+      return;
+    }
     rank.ReadPage(page, to.subspan(static_cast<size_t>(rank.index()) * bytes, bytes));
   });
 }
@@ -52,6 +56,7 @@ void StepRunner::ReadPage(int32_t page, std::span<std::byte> to) {
 void StepRunner::WritePage(int32_t page, std::span<const std::byte> from) {
   const auto bytes = static_cast<size_t>(first().page_bytes());
   ranks_.Run([&](Rank& rank) {
+    if (first().divides_cache()) return rank.WritePage(page, from);
     rank.WritePage(page, from.subspan(static_cast<size_t>(rank.index()) * bytes, bytes));
   });
 }

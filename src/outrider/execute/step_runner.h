@@ -46,7 +46,8 @@ class StepRunner : public Executor {
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
   int64_t page_bytes() const override {
-    return first().page_bytes() * static_cast<int64_t>(ranks_.size());
+    return first().page_bytes() *
+           (first().divides_cache() ? 1 : static_cast<int64_t>(ranks_.size()));
   }
   void ReadPage(int32_t page, std::span<std::byte> to) override;
   void WritePage(int32_t page, std::span<const std::byte> from) override;

@@ -4,8 +4,9 @@
 
 namespace outrider {
 
-BlockPool::BlockPool(int32_t num_blocks)
-    : references_(static_cast<size_t>(num_blocks), 0),
+BlockPool::BlockPool(int32_t num_blocks, const RankPlace& place)
+    : place_(place),
+      references_(static_cast<size_t>(num_blocks), 0),
       index_(num_blocks),
       idle_(static_cast<size_t>(num_blocks) + 1, {num_blocks, num_blocks}) {
   OUTRIDER_CHECK(num_blocks > 0);
@@ -38,19 +39,20 @@ std::optional<int32_t> BlockPool::Allocate() {
     Unlink(block);
     const BlockKey& key = index_.KeyOf(block);
     if (log_ != nullptr) log_->push_back({BlockPoolEvent::Kind::kRemoved, key});
-    if (leaves_) leaves_(block, key);
+    if (leaves_) leaves_(PageNumber(block, place_), key);
     index_.Erase(block);
   } else {
     return std::nullopt;
   }
   references_[static_cast<size_t>(block)] = 1;
-  return block;
+  return PageNumber(block, place_);
 }
 
-void BlockPool::Release(int32_t block) {
-  OUTRIDER_CHECK(block >= 0 && block < num_blocks());
+void BlockPool::Release(int32_t number) {
+  const int32_t block = OwnPage(number, place_.ranks);
+  OUTRIDER_CHECK(number >= 0 && block < num_blocks() && number == PageNumber(block, place_));
   int32_t& count = references_[static_cast<size_t>(block)];
-  OUTRIDER_CHECK(count > 0, "block {} is free already", block);
+  OUTRIDER_CHECK(count > 0, "block {} is free already", number);
   if (--count > 0) return;
   if (index_.Holds(block)) {
     Link(block);
@@ -61,7 +63,7 @@ void BlockPool::Release(int32_t block) {
 
 void BlockPool::Publish(int32_t block, const BlockKey& key) {
   OUTRIDER_CHECK(references(block) > 0);
-  if (index_.Insert(key, block) && log_ != nullptr) {
+  if (index_.Insert(key, OwnPage(block, place_.ranks)) && log_ != nullptr) {
     log_->push_back({BlockPoolEvent::Kind::kStored, key});
   }
 }
@@ -70,7 +72,7 @@ void BlockPool::ForgetPublished() {
   for (int32_t block = 0; block < num_blocks(); ++block) {
     if (!index_.Holds(block)) continue;
     index_.Erase(block);
-    if (references(block) > 0) continue;
+    if (references_[static_cast<size_t>(block)] > 0) continue;
     Unlink(block);
     unpublished_.push_back(block);
   }
@@ -79,8 +81,9 @@ void BlockPool::ForgetPublished() {
 
 std::optional<int32_t> BlockPool::Share(const BlockKey& key) {
   const std::optional<int32_t> block = index_.Find(key);
-  if (block && references_[static_cast<size_t>(*block)]++ == 0) Unlink(*block);
-  return block;
+  if (!block) return std::nullopt;
+  if (references_[static_cast<size_t>(*block)]++ == 0) Unlink(*block);
+  return PageNumber(*block, place_);
 }
 
 double BlockPool::Usage() const {

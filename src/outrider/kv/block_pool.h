@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/kv/page_number.h"
 #include "outrider/kv/prefix_index.h"
 
 namespace outrider {
@@ -22,19 +23,19 @@ struct BlockPoolEvent {
   bool operator==(const BlockPoolEvent&) const = default;
 };
 
-/// Blocks 0 .. num_blocks-1 with reference counts. A block is free while its count is 0. A free
-/// block that was published keeps its contents until it is needed: the one unused for longest goes
-/// first.
+/// Blocks 0 .. num_blocks-1, or those of one of several ranks (PageNumber), with reference counts.
+/// A block is free while its count is 0. A free block that was published keeps its contents until
+/// it is needed: the one unused for longest goes first.
 class BlockPool {
  public:
-  explicit BlockPool(int32_t num_blocks);
+  explicit BlockPool(int32_t num_blocks, const RankPlace& place = {});
 
   /// Takes a free block with one reference, or nothing when none is free. Unpublished blocks go
   /// out first; a published one is forgotten by the prefix index.
   std::optional<int32_t> Allocate();
 
   /// Drops one reference; the last one frees the block.
-  void Release(int32_t block);
+  void Release(int32_t number);
 
   /// Makes a referenced block findable. Nothing happens when it is already, or when another block
   /// holds the same contents.
@@ -60,13 +61,18 @@ class BlockPool {
 
   int32_t num_blocks() const { return static_cast<int32_t>(references_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(unpublished_.size()) + num_idle_; }
-  int32_t references(int32_t block) const { return references_[static_cast<size_t>(block)]; }
+  int32_t references(int32_t block) const {
+    return references_[static_cast<size_t>(OwnPage(block, place_.ranks))];
+  }
   double Usage() const;
 
  private:
+  // All below count the pool's own blocks, from 0.
+
   void Link(int32_t block);
   void Unlink(int32_t block);
 
+  RankPlace place_;
   std::vector<int32_t> references_;
   std::vector<int32_t> unpublished_;  // free; a stack: the block freed last is warm, goes out first
   PrefixIndex index_;

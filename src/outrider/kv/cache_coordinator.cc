@@ -6,8 +6,8 @@
 
 namespace outrider {
 
-CacheCoordinator::CacheCoordinator(CacheConfig config)
-    : config_(std::move(config)), pool_(config_.num_pages) {
+CacheCoordinator::CacheCoordinator(CacheConfig config, const RankPlace& place)
+    : config_(std::move(config)), pool_(config_.num_pages, place) {
   config_.Check();
 }
 

@@ -54,7 +54,9 @@ class CacheTables {
 
 class CacheCoordinator {
  public:
-  explicit CacheCoordinator(CacheConfig config);
+  /// place: of several ranks that each keep the cache of their own requests, whose pages these are
+  /// (PageNumber); else the default.
+  explicit CacheCoordinator(CacheConfig config, const RankPlace& place = {});
 
   const CacheConfig& config() const { return config_; }
   const BlockPool& pool() const { return pool_; }

@@ -1,6 +1,7 @@
 #include "outrider/layers/decoder_layer.h"
 
 #include "outrider/base/error.h"
+#include "outrider/layers/own_rows.h"
 
 namespace outrider {
 
@@ -15,47 +16,46 @@ GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
           .norm_eps = norm_eps};
 }
 
-/// x += attention(h).
+/// x += attention(h). inputs: of the rows h and x, as the rotary embeddings of `step`.
 void Attention(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-               const LayerCaches& caches, Tensor h, Tensor x) {
+               const LayerCaches& caches, const StepInputs& inputs, Tensor h, Tensor x) {
   if (const auto* kda = std::get_if<KdaSpec>(&layer.spec.attention)) {
     KdaForward(context, *kda, std::get<KdaWeights>(layer.weights.attention),
-               {step.inputs, step.state, layer.first_state_head, layer.norm_eps}, h, x);
+               {inputs, step.state, layer.first_state_head, layer.norm_eps}, h, x);
     return;
   }
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     GqaForward(context, ShapeOf(*gqa, layer.norm_eps),
-               std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, caches.entries,
-               h, x);
+               std::get<GqaWeights>(layer.weights.attention), inputs, rotary, caches.entries, h, x);
     return;
   }
   const auto& mla = std::get<MlaSpec>(layer.spec.attention);
   const auto& weights = std::get<MlaWeights>(layer.weights.attention);
   if (mla.indexer) {
-    SparseMlaForward(context, mla, weights, step.inputs, rotary, caches, h, x);
+    SparseMlaForward(context, mla, weights, inputs, rotary, caches, h, x);
   } else {
-    MlaForward(context, ShapeOf(mla), weights, step.inputs, rotary, caches.entries, h, x);
+    MlaForward(context, ShapeOf(mla), weights, inputs, rotary, caches.entries, h, x);
   }
 }
 
 void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                      const LayerCaches& caches, Tensor h) {
+                      const LayerCaches& caches, const StepInputs& inputs, Tensor h) {
   OUTRIDER_CHECK(!std::holds_alternative<KdaSpec>(layer.spec.attention),
                  "linear attention keeps no entries");
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     WriteGqaEntries(context, ShapeOf(*gqa, layer.norm_eps),
-                    std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary,
-                    caches.entries, h);
+                    std::get<GqaWeights>(layer.weights.attention), inputs, rotary, caches.entries,
+                    h);
     return;
   }
   const auto& mla = std::get<MlaSpec>(layer.spec.attention);
   const auto& weights = std::get<MlaWeights>(layer.weights.attention);
   if (mla.indexer) {
-    WriteSparseMlaEntries(context, mla, weights, step.inputs, rotary, caches, h);
+    WriteSparseMlaEntries(context, mla, weights, inputs, rotary, caches, h);
   } else {
-    WriteMlaEntries(context, ShapeOf(mla), weights, step.inputs, rotary, caches.entries, h);
+    WriteMlaEntries(context, ShapeOf(mla), weights, inputs, rotary, caches.entries, h);
   }
 }
 
@@ -74,17 +74,23 @@ void Mlp(const Context& context, const DecoderLayer& layer, const LayerStep& ste
 
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                          const LayerCaches& caches, Tensor x, Tensor h, const NormOut& norm) {
-  Attention(context, layer, step, caches, h, x);
+  AttendToOwnRows(context, step.inputs, h, x,
+                  [&](const Context& own, const StepInputs& inputs, Tensor own_h, Tensor own_x) {
+                    Attention(own, layer, step, caches, inputs, own_h, own_x);
+                  });
   context.ops.Norm(context, x, layer.weights.post_attention_norm, layer.norm_eps, h);
   Mlp(context, layer, step, h, x, norm);
 }
 
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                        const LayerCaches& caches, Tensor x) {
-  const Scratch::Frame frame(context.arena);
-  const Tensor h = context.Activations(x.rows, x.cols);
-  context.ops.Norm(context, x, layer.weights.input_norm, layer.norm_eps, h);
-  AttentionEntries(context, layer, step, caches, h);
+  WriteOwnEntries(context, step.inputs, x,
+                  [&](const Context& own, const StepInputs& inputs, Tensor rows) {
+                    const Scratch::Frame frame(own.arena);
+                    const Tensor h = own.Activations(rows.rows, rows.cols);
+                    own.ops.Norm(own, rows, layer.weights.input_norm, layer.norm_eps, h);
+                    AttentionEntries(own, layer, step, caches, inputs, h);
+                  });
 }
 
 }  // namespace outrider

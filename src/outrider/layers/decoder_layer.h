@@ -30,7 +30,7 @@ struct DecoderLayer {
 /// What a layer gets of a step.
 struct LayerStep {
   const StepInputs& inputs;
-  std::span<const Rotary> rotary;  // by kind
+  std::span<const Rotary> rotary;  // by kind, of inputs.attended()
   StateCache state = {};           // of linear attention
   ChosenExperts chosen = {};       // of this layer, where somebody asks
 };

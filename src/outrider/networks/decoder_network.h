@@ -45,7 +45,7 @@ class DecoderNetwork : public Network {
   LayerCaches CachesOf(KvCache& cache, int32_t index) const;
 
   LayerStep StepOf(const Context& context, const StepInputs& inputs, KvCache& cache) {
-    return {inputs, rotary_.Rows(context, inputs), cache.state()};
+    return {inputs, rotary_.Rows(context, inputs.attended()), cache.state()};
   }
 
   RotaryKinds rotary_;

@@ -1,5 +1,6 @@
 #include "outrider/networks/deepseek_v4_layers.h"
 
+#include "outrider/layers/own_rows.h"
 #include "outrider/networks/network.h"
 #include "outrider/ops/hyper.h"
 
@@ -33,13 +34,14 @@ void DeepSeekV4Layers::Add(const ModelConfig& config, int64_t index,
 }
 
 template <typename Attend>
-void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Attend attend) const {
+void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, const StepInputs& inputs,
+                                     Attend attend) const {
   std::vector<LayerCache> caches;
   caches.reserve(static_cast<size_t>(layer.num_cache_layers));
   for (int32_t c = 0; c < layer.num_cache_layers; ++c) {
     caches.push_back(step.cache.layer(layer.first_cache_layer + c));
   }
-  attend(CompressedStep{.inputs = step.inputs,
+  attend(CompressedStep{.inputs = inputs,
                         .rotary = step.rotary[static_cast<size_t>(layer.forward)],
                         .back = step.rotary[static_cast<size_t>(layer.back)],
                         .frequencies = rotary_.frequencies(layer.forward),
@@ -71,9 +73,13 @@ void DeepSeekV4Layers::Run(const Context& context, size_t i, Step& step, Tensor 
   const Scratch::Frame frame(context.arena);
   const Tensor x = context.Activations(streams.rows, hidden_size_);
   MixStreams(context, streams_, w.attention_streams, w.attention_norm, before, streams, x, weights);
-  WithAttention(layer, step, [&](const CompressedStep& attention) {
-    CompressedForward(context, layer.attention(), w.attention, attention, x, y);
-  });
+  AttendToOwnRows(context, step.inputs, x, y,
+                  [&](const Context& own, const StepInputs& inputs, Tensor own_x, Tensor own_y) {
+                    WithAttention(layer, step, inputs, [&](const CompressedStep& attention) {
+                      CompressedForward(own, layer.attention(), w.attention, attention, own_x,
+                                        own_y);
+                    });
+                  });
   MixStreams(context, streams_, w.mlp_streams, w.mlp_norm, step.added, streams, x, weights);
   ops.SetZero(context, y);
   MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
@@ -103,9 +109,12 @@ void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step
 void DeepSeekV4Layers::WriteEntriesOf(const Context& context, size_t i, const Step& step,
                                       Tensor x) const {
   const Layer& layer = layers_[i];
-  WithAttention(layer, step, [&](const CompressedStep& attention) {
-    WriteWindowRows(context, layer.attention(), layer.weights->attention, attention, x);
-  });
+  WriteOwnEntries(
+      context, step.inputs, x, [&](const Context& own, const StepInputs& inputs, Tensor rows) {
+        WithAttention(layer, step, inputs, [&](const CompressedStep& attention) {
+          WriteWindowRows(own, layer.attention(), layer.weights->attention, attention, rows);
+        });
+      });
 }
 
 }  // namespace outrider

@@ -17,7 +17,7 @@ class DeepSeekV4Layers {
   struct Step {
     const StepInputs& inputs;
     KvCache& cache;
-    std::span<const Rotary> rotary;  // by kind
+    std::span<const Rotary> rotary;  // by kind, of inputs.attended()
     bool in_blocks = false;          // CompressedStep::in_blocks
     ChosenExperts chosen = {};       // of the layer to run, where somebody asks
     // Memory for what parts of layers add to the streams. What the last layer that ran gave is
@@ -39,7 +39,7 @@ class DeepSeekV4Layers {
   /// Memory of it lives in the arena.
   Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
                 bool in_blocks = false) {
-    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks, {}, {}, false};
+    return {inputs, cache, rotary_.Rows(context, inputs.attended()), in_blocks, {}, {}, false};
   }
 
   /// Copies the first stream of every row to the others.
@@ -69,9 +69,10 @@ class DeepSeekV4Layers {
     const CompressedSpec& attention() const { return std::get<CompressedSpec>(spec.attention); }
   };
 
-  /// attend(CompressedStep) with the caches of a layer.
+  /// attend(CompressedStep) with the caches of a layer, of rows `inputs`.
   template <typename Attend>
-  void WithAttention(const Layer& layer, const Step& step, Attend attend) const;
+  void WithAttention(const Layer& layer, const Step& step, const StepInputs& inputs,
+                     Attend attend) const;
 
   /// [rows, (1 + S) * S] in the arena: by which an output is added.
   Tensor WeightsOfStreams(const Context& context, int64_t rows) const;

@@ -93,6 +93,10 @@ class DraftModel {
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
     device_.ops.CopyRows(MakeContext(), from, to, copies);
   }
+  /// As Ops::ShareRows.
+  void ShareRows(Tensor x, std::span<const RankRun> runs) {
+    device_.ops.ShareRows(MakeContext(), x, runs);
+  }
 
  protected:
   DraftModel(Device device, AttentionPlan attention)

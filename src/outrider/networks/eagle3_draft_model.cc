@@ -8,6 +8,7 @@
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/checkpoint/rank_config.h"
+#include "outrider/layers/own_rows.h"
 
 namespace outrider {
 
@@ -19,7 +20,12 @@ constexpr int64_t kReadTile = 512;
 /// Where the target's rows take one path, the drafter's do too: over entries that hold every head.
 AttentionPlan AttentionOf(const AttentionPlan& target) {
   if (!target.paths().AreOne()) return target;
-  return {AttentionBackend::kRagged, 1, RowPaths(RowPath::kPerHead)};
+  return {AttentionBackend::kRagged, 1, RowPaths(RowPath::kPerHead), target.cache_place()};
+}
+
+/// How many ranks share the heads of attention.
+int32_t HeadRanks(const Network& target) {
+  return target.attention().cache_place().ranks > 1 ? 1 : target.device().place().ranks;
 }
 
 }  // namespace
@@ -65,8 +71,8 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       taps_(std::move(taps)),
       weights_(std::move(weights)),
       embedding_(weights_.embedding.value_or(target.embedding())),
-      shape_(ShapeOf(std::get<MlaSpec>(
-          OfOneRank(config.layers.front(), target.device().place().ranks).attention))),
+      shape_(ShapeOf(
+          std::get<MlaSpec>(OfOneRank(config.layers.front(), HeadRanks(target)).attention))),
       mlp_(*config.layers.front().dense()),
       norm_eps_(static_cast<float>(config.rms_norm_eps)),
       hidden_(config.hidden_size),
@@ -130,9 +136,12 @@ void Eagle3DraftModel::Run(const ModulePass& pass, KvCache& cache) {
   const Tensor previous = pass.previous.Rows(0, entries + outputs);
   ops.Norm(context, previous, weights_.hidden_norm, norm_eps_, pair.Columns(hidden_, hidden_));
   if (entries > 0) {
-    WriteMlaEntries(context, shape_, weights_.attention, pass.entries,
-                    rotary_.Rows(context, pass.entries).front(), layer_cache,
-                    pair.Rows(0, entries));
+    const Rotary rotary = rotary_.Rows(context, pass.entries.attended()).front();
+    WriteOwnEntries(context, pass.entries, pair.Rows(0, entries),
+                    [&](const Context& own, const StepInputs& inputs, Tensor rows) {
+                      WriteMlaEntries(own, shape_, weights_.attention, inputs, rotary, layer_cache,
+                                      rows);
+                    });
   }
   if (outputs == 0) return;
   const Tensor x = context.Rows(outputs, hidden_);
@@ -141,9 +150,12 @@ void Eagle3DraftModel::Run(const ModulePass& pass, KvCache& cache) {
   } else {
     ops.Copy(context, previous.Rows(entries, outputs), x);
   }
-  MlaForward(context, shape_, weights_.attention, pass.outputs,
-             rotary_.Rows(context, pass.outputs).front(), layer_cache, pair.Rows(entries, outputs),
-             x);
+  const Rotary rotary = rotary_.Rows(context, pass.outputs.attended()).front();
+  AttendToOwnRows(context, pass.outputs, pair.Rows(entries, outputs), x,
+                  [&](const Context& own, const StepInputs& inputs, Tensor rows, Tensor own_x) {
+                    MlaForward(own, shape_, weights_.attention, inputs, rotary, layer_cache, rows,
+                               own_x);
+                  });
   const Tensor h = context.Activations(outputs, hidden_);
   ops.Norm(context, x, weights_.post_attention_norm, norm_eps_, h);
   DenseMlp(context, mlp_, weights_.mlp, h, x);

@@ -80,7 +80,7 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
   WeightForm own_form = form;
   own_form.place = device.place();
   const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, own_form);
-  const ModelConfig own = OfOneRank(config, own_form.place.ranks);
+  const ModelConfig own = OfOneRank(config, own_form.head_ranks());
   switch (config.family) {
     case ModelFamily::kDeepSeekV2:
     case ModelFamily::kDeepSeekV3:

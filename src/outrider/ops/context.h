@@ -39,6 +39,9 @@ struct Context {
   /// Which of the ranks that share the model this is.
   RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 
+  /// The same for what no other rank takes part in.
+  Context Alone() const { return {{ops, pool}, arena, operand_dtype}; }
+
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
 

@@ -188,6 +188,10 @@ class Ops {
   virtual void CopyRows(const Context& context, Tensor from, Tensor to,
                         const RowCopies& copies) const = 0;
 
+  /// Every row of x in `runs` becomes that of the rank that has it, on all ranks. Of devices on
+  /// which ranks may have the cache of their own requests (StepInputs::own).
+  virtual void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const;
+
   /// to = x, row after row, in the host's memory.
   virtual void ToHost(const Context& context, Tensor x, std::span<float> to) const = 0;
 
@@ -211,6 +215,11 @@ class Ops {
   virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                           const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
 };
+
+inline void Ops::ShareRows(const Context& /*context*/, Tensor /*x*/,
+                           std::span<const RankRun> /*runs*/) const {
+  OUTRIDER_CHECK(false, "a device whose ranks share all caches");
+}
 
 inline Tensor Context::Activations(int64_t rows, int64_t cols) const {
   if (ops.activation_type() == DType::kF32) return Rows(rows, cols);

@@ -9,6 +9,8 @@
 #include "outrider/attention/attention_plan.h"
 #include "outrider/base/error.h"
 #include "outrider/batch/batch_layout.h"
+#include "outrider/batch/rows_of_rank.h"
+#include "outrider/ops/row_memory.h"
 
 namespace outrider {
 
@@ -25,6 +27,17 @@ enum class RowCount {
 struct RowRange {
   int32_t first = 0;
   int32_t count = 0;
+};
+
+class StepInputs;
+
+/// The part of a step whose attention this rank runs, where each keeps the cache of its own
+/// requests (AttentionPlan::cache_place).
+struct OwnRows {
+  const StepInputs& inputs;       // of these rows, over the rank's own pages; it may have none
+  const RowCopies& in;            // from the rows of the step to these
+  const RowCopies& out;           // and back
+  std::span<const RankRun> runs;  // all rows of the step
 };
 
 /// Without rows until Assign. The numbers below are what the host knows: upper bounds. A device may
@@ -50,6 +63,11 @@ class StepInputs {
   /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows of the
   /// layout].
   virtual void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) = 0;
+
+  /// Null: attention of all rows runs here.
+  virtual const OwnRows* own() const { return nullptr; }
+  /// The rows whose attention runs here.
+  const StepInputs& attended() const { return own() == nullptr ? *this : own()->inputs; }
 
   int32_t num_rows() const { return num_rows_; }
   /// kAbsorbed and kExpanded: MlaOps::DecodeAttention runs decode_rows(), PromptAttention the

@@ -65,6 +65,12 @@ struct WeightForm {
   WeightQuantization quantization = WeightQuantization::kNone;
   int64_t max_fp8_weights_as_bf16 = 0;  // KernelTable's
   RankPlace place = {};
+  /// Every rank has all heads of attention, with the matrices that read and give them: each runs
+  /// that of its own requests.
+  bool whole_attention = false;
+
+  /// How many ranks share the heads of attention.
+  int32_t head_ranks() const { return whole_attention ? 1 : place.ranks; }
 };
 
 class WeightLoader {
@@ -72,7 +78,7 @@ class WeightLoader {
   virtual ~WeightLoader() = default;
 
   virtual const WeightSource& source() const = 0;
-  /// How many ranks share what is declared.
+  /// How many ranks share the heads of attention that are declared.
   virtual int32_t ranks() const { return 1; }
 
   // Declarations: `out` is filled by Load and must stay where it is until then. Sizes are those of

@@ -183,6 +183,12 @@ std::vector<OptionRow> EngineOptionRows() {
        [](Settings& s, const OptionValue& v) {
          s.engine.tensor_parallel_size = Int32(v, 1, kMostRanks);
        }},
+      {"data-parallel-attention", OptionKind::kSwitch, "Batching", "", "off",
+       "With --tensor-parallel-size: each rank keeps the KV cache of its own requests, so that the "
+       "ranks together hold as many times the tokens; it runs their attention with all heads. "
+       "Output does not depend on it",
+       every,
+       [](Settings& s, const OptionValue& v) { s.engine.data_parallel_attention = Switch(v); }},
       {"num-threads", one, "Batching", "N", "all processors this process may use",
        "Threads that compute", all,
        [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 1, 1024); }},

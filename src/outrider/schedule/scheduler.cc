@@ -15,10 +15,13 @@ void Scheduler::InsertByTurn(auto& entries, Entry* entry) {
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config)
-    : config_(config),
-      cache_(config.cache),
-      by_slot_(static_cast<size_t>(config.max_num_seqs), nullptr) {
-  OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0);
+    : config_(config), by_slot_(static_cast<size_t>(config.max_num_seqs), nullptr) {
+  OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0 &&
+                 config.cache_ranks > 0);
+  for (int32_t rank = 0; rank < config.cache_ranks; ++rank) {
+    caches_.emplace_back(config.cache, RankPlace{rank, config.cache_ranks});
+    ranks_.push_back(rank);
+  }
   // The oldest request can always run to its end: that is what makes preemption safe.
   const int32_t most_rows = std::max(config.max_num_batched_tokens, 1 + config.max_drafts);
   OUTRIDER_CHECK(
@@ -40,9 +43,11 @@ void Scheduler::Add(const NewRequest& request) {
   OUTRIDER_CHECK(entry->max_total_tokens > entry->prompt_length &&
                  entry->max_total_tokens <= config_.max_model_len);
   entry->num_tokens = request.prompt_length;
-  entry->tables = cache_.MakeTables(config_.max_model_len);
-  if (MostShared(*entry) > 0) {
-    entry->likely_hit = cache_.FindPrefix(entry->keys->blocks, MostShared(*entry));
+  entry->tables = CacheOf(*entry).MakeTables(config_.max_model_len);
+  for (const CacheCoordinator& cache : caches_) {
+    if (MostShared(*entry) == 0) break;
+    entry->likely_hit =
+        std::max(entry->likely_hit, cache.FindPrefix(entry->keys->blocks, MostShared(*entry)));
   }
   InsertByTurn(waiting_, entry.get());
   const bool inserted = entries_.emplace(request.id, std::move(entry)).second;
@@ -87,29 +92,40 @@ bool Scheduler::Reserve(Entry& entry, int32_t rows, int32_t full_end) {
     return std::min(end + config_.lookahead_tokens, config_.max_model_len);
   };
   const int32_t end = bounded(entry.MostComputed() + rows);
-  return cache_.Reserve(entry.tables, entry.LeastComputed(), end, std::max(end, bounded(full_end)));
+  return CacheOf(entry).Reserve(entry.tables, entry.LeastComputed(), end,
+                                std::max(end, bounded(full_end)));
 }
 
 bool Scheduler::ReservePages() {
   // Preemption takes from the end of running_, and never an entry before the current one.
-  for (size_t i = 0; i < running_.size(); ++i) {
+  for (size_t i = 0; i < running_.size();) {
     Entry& entry = *running_[i];
-    if (entry.Ends()) continue;
+    if (entry.Ends()) {
+      ++i;
+      continue;
+    }
     const int32_t rows = entry.Decodes()
                              ? 1 + MostDrafts(entry)
                              : std::min(entry.ChunkTokens(), config_.max_num_batched_tokens);
     bool reserved = Reserve(entry, rows, 0);
     if (!reserved && num_in_flight_ > 0) return false;
-    while (!reserved && running_.back() != &entry) {
-      plan().preempted.push_back(running_.back()->id);
-      Preempt(*running_.back());
+    while (!reserved) {
+      Entry& last = LastOf(entry.rank);
+      plan().preempted.push_back(last.id);
+      Preempt(last);
+      if (&last == &entry) break;
       reserved = Reserve(entry, rows, 0);
     }
-    if (reserved) continue;
-    plan().preempted.push_back(entry.id);
-    Preempt(entry);
+    if (reserved) ++i;
   }
   return true;
+}
+
+Scheduler::Entry& Scheduler::LastOf(int32_t rank) {
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (running_[i]->rank == rank) return *running_[i];
+  }
+  OUTRIDER_CHECK(false);
 }
 
 void Scheduler::AddToPlan(Entry& entry, PlannedRequest planned) {
@@ -122,8 +138,8 @@ void Scheduler::AddToPlan(Entry& entry, PlannedRequest planned) {
   const int32_t most_computed =
       planned.most_context_length + planned.num_tokens + planned.num_drafts;
   planned.publishes =
-      entry.keys != nullptr &&
-      cache_.HasUnpublished(entry.tables, std::min(most_computed, PublishableTokens(entry)));
+      entry.keys != nullptr && CacheOf(entry).HasUnpublished(
+                                   entry.tables, std::min(most_computed, PublishableTokens(entry)));
   plan().requests.push_back(planned);
   ++num_in_flight_;
   ++entry.steps_in_flight;
@@ -145,8 +161,8 @@ void Scheduler::PlanDecodes() {
 
 int64_t Scheduler::PagesToAdmit(const Entry& entry) const {
   const int32_t behind = 1 + config_.lookahead_tokens;
-  return cache_.config().MostPages(std::min(entry.num_tokens + behind, config_.max_model_len),
-                                   config_.max_num_batched_tokens + behind);
+  return config_.cache.MostPages(std::min(entry.num_tokens + behind, config_.max_model_len),
+                                 config_.max_num_batched_tokens + behind);
 }
 
 void Scheduler::FindPrompts() {
@@ -201,7 +217,11 @@ void Scheduler::PlanShortPrompts(size_t first) {
 bool Scheduler::LeavesRoom(const Entry& entry) const {
   const Entry& next = *waiting_.front();
   if (&entry == &next) return true;
-  return free_slots_.size() > 1 && pool().num_free() - PagesToAdmit(entry) >= PagesToAdmit(next);
+  int32_t most_free = 0;  // of a rank: enough for both, wherever this one goes
+  for (const CacheCoordinator& cache : caches_) {
+    most_free = std::max(most_free, cache.pool().num_free());
+  }
+  return free_slots_.size() > 1 && most_free - PagesToAdmit(entry) >= PagesToAdmit(next);
 }
 
 std::optional<CacheCoordinator::SharedPrefix> Scheduler::TakePages(Entry& entry,
@@ -210,20 +230,42 @@ std::optional<CacheCoordinator::SharedPrefix> Scheduler::TakePages(Entry& entry,
   for (;;) {
     CacheCoordinator::SharedPrefix shared;
     if (MostShared(entry) > 0) {
-      shared = cache_.SharePrefix(entry.tables, entry.keys->blocks, MostShared(entry));
+      shared = CacheOf(entry).SharePrefix(entry.tables, entry.keys->blocks, MostShared(entry));
     }
     entry.num_computed = shared.tokens;
     const int32_t rows = std::min(entry.ChunkTokens(), most_rows) + 1;
     const bool reserved = Reserve(entry, rows, entry.num_tokens + 1);
-    if (reserved && cache_.Return(entry.tables)) return shared;
-    cache_.Clear(entry.tables);
+    if (reserved && CacheOf(entry).Return(entry.tables)) return shared;
+    CacheOf(entry).Clear(entry.tables);
     entry.num_computed = 0;
     if (!reserved) return std::nullopt;
   }
 }
 
+void Scheduler::SortRanksFor(const Entry& entry) {
+  if (ranks_.size() == 1) return;
+  std::vector<int64_t> worth;  // by rank
+  for (const CacheCoordinator& cache : caches_) {
+    const int32_t found =
+        MostShared(entry) == 0 ? 0 : cache.FindPrefix(entry.keys->blocks, MostShared(entry));
+    const int64_t pages = found == 0 ? 0 : config_.cache.MostPages(found, found);
+    worth.push_back(cache.pool().num_free() + kPagesOfAHit * pages);
+  }
+  std::ranges::sort(ranks_, [&](int32_t a, int32_t b) {
+    const auto of_a = worth[static_cast<size_t>(a)];
+    const auto of_b = worth[static_cast<size_t>(b)];
+    return of_a != of_b ? of_a > of_b : a < b;
+  });
+}
+
 bool Scheduler::Admit(Entry& entry, int32_t most_rows) {
-  const std::optional<CacheCoordinator::SharedPrefix> shared = TakePages(entry, most_rows);
+  SortRanksFor(entry);
+  std::optional<CacheCoordinator::SharedPrefix> shared;
+  for (const int32_t rank : ranks_) {
+    entry.rank = rank;
+    shared = TakePages(entry, most_rows);
+    if (shared) break;
+  }
   if (!shared) return false;
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
@@ -250,7 +292,7 @@ void Scheduler::Publish(Entry& entry) {
   if (entry.keys == nullptr) return;
   const int32_t final_tokens = std::min(
       {entry.num_computed, PublishableTokens(entry), entry.num_tokens - config_.tokens_ahead});
-  cache_.Publish(entry.tables, entry.keys->blocks, std::max(final_tokens, 0));
+  CacheOf(entry).Publish(entry.tables, entry.keys->blocks, std::max(final_tokens, 0));
 }
 
 int32_t Scheduler::PlanChunk(Entry& entry, int32_t most_rows) {
@@ -261,12 +303,18 @@ int32_t Scheduler::PlanChunk(Entry& entry, int32_t most_rows) {
   Phase phase = Phase::kDecode;
   if (prompt) phase = samples ? Phase::kPromptEnd : Phase::kPromptChunk;
   if (prompt && entry.keys != nullptr) {
-    cache_.MakeCheckpoints(entry.tables, entry.keys->blocks, entry.LeastComputed(),
-                           entry.LeastComputed() + count, MostShared(entry));
+    CacheOf(entry).MakeCheckpoints(entry.tables, entry.keys->blocks, entry.LeastComputed(),
+                                   entry.LeastComputed() + count, MostShared(entry));
   }
   AddToPlan(entry, {.phase = phase, .num_tokens = count, .num_drafts = 0, .samples = samples});
   budget_ -= count;
   return count;
+}
+
+double Scheduler::CacheUsage() const {
+  double usage = 0;
+  for (const CacheCoordinator& cache : caches_) usage += cache.pool().Usage();
+  return usage / static_cast<double>(caches_.size());
 }
 
 void Scheduler::PreemptAll() {
@@ -283,7 +331,7 @@ void Scheduler::Preempt(Entry& entry) {
 }
 
 void Scheduler::Release(Entry& entry) {
-  cache_.Clear(entry.tables);
+  CacheOf(entry).Clear(entry.tables);
   free_slots_.push_back(entry.slot);
   by_slot_[static_cast<size_t>(entry.slot)] = nullptr;
   entry.slot = -1;
@@ -308,7 +356,7 @@ void Scheduler::Commit(const PlannedRequest& planned, int32_t num_accepted, int3
   entry.num_drafts = num_drafts;
   OUTRIDER_CHECK(entry.num_computed < entry.num_tokens || !planned.samples);
   Publish(entry);
-  cache_.Advance(entry.tables, entry.num_computed);
+  CacheOf(entry).Advance(entry.tables, entry.num_computed);
 }
 
 }  // namespace outrider

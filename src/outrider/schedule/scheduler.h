@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/kv/cache_coordinator.h"
 
@@ -22,6 +23,8 @@ using RequestId = uint64_t;
 
 struct SchedulerConfig {
   CacheConfig cache;
+  /// Ranks that each have such a cache, with the entries of their own requests.
+  int32_t cache_ranks = 1;
   int32_t max_num_seqs = 0;            // request slots
   int32_t max_num_batched_tokens = 0;  // rows of a step; see Scheduler
   int32_t max_model_len = 0;           // positions a request may have
@@ -95,6 +98,10 @@ struct StepPlan {
 ///   of a request's last step too. A request starts after the longest published prefix of its
 ///   prompt that every cache group can resume and that leaves it at least one prompt token to
 ///   compute. Tokens generated before a preemption are computed again.
+/// - Where ranks have caches of their own, a request that is admitted goes to the one with the most
+///   free pages, where a page of its prompt that is cached counts as kPagesOfAHit; to the next one
+///   where that has too few. It stays there until it ends or is preempted, and takes no other
+///   rank's pages: whose turn is first there always gets on.
 /// - Blocks that have left a sliding window are freed while their request runs.
 /// - With a step in flight, a request that may need more pages than are free makes the plan empty:
 ///   that step is to be committed first. So nobody is preempted for a bound, nor while a step with
@@ -102,6 +109,7 @@ struct StepPlan {
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;
+  static constexpr int32_t kPagesOfAHit = 4;
   static constexpr int32_t kMostInFlight = 2;  // steps that are planned and not committed
 
   explicit Scheduler(const SchedulerConfig& config);
@@ -130,16 +138,29 @@ class Scheduler {
 
   /// Pages that leave the pool go there, and come back when a request that is admitted needs them.
   /// It must outlive the scheduler. Its pages are copied during Plan.
-  void SetHostCache(HostCache* host) { cache_.SetHostCache(host); }
+  void SetHostCache(HostCache* host) {
+    for (CacheCoordinator& cache : caches_) cache.SetHostCache(host);
+  }
 
   /// Forgets all published prefixes; requests that run keep what they have.
-  void ForgetPrefixes() { cache_.ForgetPublished(); }
-  /// Logs what becomes of published blocks; `log` must outlive the scheduler.
-  void SetPrefixLog(std::vector<BlockPoolEvent>* log) { cache_.SetLog(log); }
+  void ForgetPrefixes() {
+    for (CacheCoordinator& cache : caches_) cache.ForgetPublished();
+  }
+  /// Logs what becomes of published blocks; `log` must outlive the scheduler. Of one cache: of
+  /// several each would tell of its own copy of a block.
+  void SetPrefixLog(std::vector<BlockPoolEvent>* log) {
+    OUTRIDER_CHECK(caches_.size() == 1);
+    caches_.front().SetLog(log);
+  }
 
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  const BlockPool& pool() const { return cache_.pool(); }
+  /// Of a rank that has a cache.
+  const BlockPool& pool(int32_t rank = 0) const {
+    return caches_.at(static_cast<size_t>(rank)).pool();
+  }
+  /// The part of all pages that requests hold, 0 to 1.
+  double CacheUsage() const;
 
  private:
   struct Entry {
@@ -149,6 +170,7 @@ class Scheduler {
     int32_t most_shared = 0;
     int32_t likely_hit = 0;  // while it waits: tokens that were cached when it arrived
     int32_t slot = -1;
+    int32_t rank = 0;  // whose cache its tables are of
     int32_t prompt_length = 0;
     int32_t max_total_tokens = 0;
     int32_t num_tokens = 0;    // known tokens: prompt and emitted
@@ -184,9 +206,14 @@ class Scheduler {
   /// Pages for the next `rows` rows of a request and what its drafter writes behind them, and, in
   /// full-history groups, for positions [0, full_end).
   bool Reserve(Entry& entry, int32_t rows, int32_t full_end);
-  /// Gives a waiting request a slot, and pages for a chunk of up to `most_rows`.
+  CacheCoordinator& CacheOf(const Entry& entry) { return caches_[static_cast<size_t>(entry.rank)]; }
+  /// The running request of a rank whose turn is last; there is one.
+  Entry& LastOf(int32_t rank);
+  /// Sorts ranks_ by how well a waiting request would stay there, the best first.
+  void SortRanksFor(const Entry& entry);
+  /// Gives a waiting request a rank and a slot, and pages for a chunk of up to `most_rows`.
   bool Admit(Entry& entry, int32_t most_rows);
-  /// Its pages, with those of the longest prefix that is cached.
+  /// Its pages on its rank, with those of the longest prefix that is cached there.
   std::optional<CacheCoordinator::SharedPrefix> TakePages(Entry& entry, int32_t most_rows);
   int32_t MostShared(const Entry& entry) const;
   /// Tokens whose blocks may be published, of those that are computed.
@@ -214,7 +241,7 @@ class Scheduler {
   void Release(Entry& entry);
 
   SchedulerConfig config_;
-  CacheCoordinator cache_;
+  std::vector<CacheCoordinator> caches_;  // by rank
   std::vector<int32_t> free_slots_;
   std::vector<Entry*> by_slot_;  // null: free
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
@@ -223,6 +250,7 @@ class Scheduler {
   // State of the plan being made.
   std::vector<Entry*> prompts_;         // that rows could go to, by turn; null: it has its rows
   std::vector<Entry**> short_prompts_;  // by rows left
+  std::vector<int32_t> ranks_;          // all, in the order in which a request tries them
   bool admits_ = false;                 // nobody waits whom others must not pass
   std::array<StepPlan, kMostInFlight> plans_;
   size_t last_plan_ = 0;

@@ -39,6 +39,28 @@ TEST(RankPlan, SeveralGpusRunWhatTheyAreTestedWith) {
             "ranks that share a GPU need --kv-cache-memory-bytes");
 }
 
+TEST(RankPlan, RanksThatShareRequestsNeedNotShareHeads) {
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 3, .data_parallel_attention = true}), "");
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 1, .data_parallel_attention = true}),
+            "--data-parallel-attention shares requests among ranks: it needs "
+            "--tensor-parallel-size 2 or more");
+  ModelFacts narrow = TinyV3();
+  narrow.config.layers.back().mlp = DenseMlpSpec{.width = 2};
+  EXPECT_THAT(RefusalOf({.tensor_parallel_size = 3, .data_parallel_attention = true},
+                        DeviceKind::kCpu, narrow),
+              HasSubstr("columns of an MLP"));
+}
+
+TEST(RankPlan, SaysForWhatRequestsAreNotSharedYet) {
+  const EngineOptions options = {.tensor_parallel_size = 2, .data_parallel_attention = true};
+  ModelFacts model = TinyV3();
+  model.config.layers.back().attention = KdaSpec();
+  EXPECT_THAT(RefusalOf(options, DeviceKind::kCpu, model),
+              HasSubstr("--data-parallel-attention does not have linear attention"));
+  EXPECT_THAT(RefusalBy([] { CheckDividesRequests(TinyV3().config, 2, DeviceKind::kCuda); }),
+              HasSubstr("--data-parallel-attention does not run on GPUs yet"));
+}
+
 TEST(RankPlan, EveryRankHasAThread) {
   EXPECT_EQ(RefusalOf({.num_threads = 4, .tensor_parallel_size = 4}), "");
   EXPECT_EQ(RefusalOf({.num_threads = 3, .tensor_parallel_size = 4}),
@@ -55,6 +77,9 @@ TEST(RankPlan, SaysThatThereAreSeveral) {
   PlanRanks({.tensor_parallel_size = 2}, TinyV3(), DeviceKind::kCuda, decisions);
   EXPECT_THAT(DecisionOn("ranks", decisions), HasSubstr("2, GPUs of this process"));
   EXPECT_THAT(DecisionOn("steps of ranks", decisions), HasSubstr("operation by operation"));
+  PlanRanks({.tensor_parallel_size = 2, .data_parallel_attention = true}, TinyV3(),
+            DeviceKind::kCpu, decisions);
+  EXPECT_THAT(DecisionOn("attention", decisions), HasSubstr("of its own requests on every rank"));
 }
 
 TEST(ThreadPlan, OnlyATeamThatTakesAllProcessorsIsPinned) {

@@ -14,7 +14,8 @@ namespace outrider {
 CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& model,
                             const DraftPlan& drafts, KvCacheForm form, const CacheNumbers& numbers,
                             DType activation_type) {
-  const int32_t ranks = options.tensor_parallel_size;
+  // That share the heads.
+  const int32_t ranks = options.data_parallel_attention ? 1 : options.tensor_parallel_size;
   const ModelConfig config = OfOneRank(model.config, ranks);
   NetworkCache network =
       drafts.own_checkpoint

@@ -107,6 +107,7 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
                           const EnginePlan& plan, const CacheMemory& memory, Decisions& decisions) {
   const DrafterReach& reach = plan.drafts.reach;
   SchedulerConfig scheduler = {.cache = plan.cache.config,
+                               .cache_ranks = plan.cache_ranks,
                                .max_num_seqs = options.max_num_seqs,
                                .max_num_batched_tokens = plan.max_num_batched_tokens,
                                .max_drafts = plan.drafts.k,
@@ -116,7 +117,8 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
   const int32_t step_tokens = plan.MostStepTokens();
   const int64_t kept = plan.cache.kept_bytes_per_page;
   const int64_t page_bytes = cache.PageBytes() + kept;
-  const int64_t budget_pages = std::clamp<int64_t>(memory.bytes / page_bytes, 0, INT32_MAX);
+  const int64_t budget_pages =
+      std::clamp<int64_t>(memory.bytes / page_bytes, 0, INT32_MAX / plan.cache_ranks);
   const int64_t trained = config.max_position_embeddings;
   if (options.max_model_len && *options.max_model_len > trained) {
     throw InvalidArgument("--max-model-len is {}, but the model was made for {} positions",
@@ -149,10 +151,16 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
                    BytesPerToken(cache.groups), plan.cache.layers.size(),
                    kept == 0 ? "" : fmt::format(", and {} for kept hidden rows per page", kept)),
        budget_pages < useful ? memory.why : "as much as --max-num-seqs requests can use"});
+  if (plan.cache_ranks > 1) {
+    decisions.push_back({"requests at once",
+                         fmt::format("in {} caches of {} pages, {} in all", plan.cache_ranks,
+                                     cache.num_pages, plan.cache_ranks * cache.num_pages),
+                         "--data-parallel-attention: a request is kept by one rank"});
+  }
   DescribeGroups(cache, decisions);
   DescribePrefixCaching(options, plan.form.paths.AreOne(), decisions);
   if (options.kv_offload_memory_bytes) {
-    CheckOffloadHolds(options, plan.ranks * page_bytes);
+    CheckOffloadHolds(options, plan.ranks / plan.cache_ranks * page_bytes);
     decisions.push_back({"pages that leave the KV cache", OffloadText(options),
                          "--kv-offload-memory-bytes: they come back when a prompt begins alike"});
   }

@@ -56,6 +56,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   EnginePlan plan;
   plan.device = device.chosen.kind;
   plan.ranks = options.tensor_parallel_size;
+  plan.cache_ranks = options.data_parallel_attention ? plan.ranks : 1;
   plan.max_num_batched_tokens =
       options.max_num_batched_tokens.value_or(plan.device == DeviceKind::kCuda ? 8192 : 512);
   decisions.push_back({"model",
@@ -64,6 +65,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
                            ? "--load-format dummy: random weights"
                            : fmt::format("model_type {}", model.config.model_type)});
   plan.numbers = PlanNumbers(options, model.config, device, decisions);
+  plan.numbers.weights.whole_attention = options.data_parallel_attention;
   plan.form = PlanForm(options, model.config, plan.numbers.kv_dtype, plan.device, decisions);
   plan.drafts = PlanDrafts(options, model, decisions);
   PlanRanks(options, model, plan.device, decisions);

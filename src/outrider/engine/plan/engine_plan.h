@@ -19,6 +19,7 @@ namespace outrider {
 struct EnginePlan {
   DeviceKind device = DeviceKind::kCpu;  // not kAuto
   int32_t ranks = 1;
+  int32_t cache_ranks = 1;  // of them, those that have the cache of their own requests: all or 1
   int32_t max_num_batched_tokens = 0;  // rows of a step; decode rows may exceed it
   NumberPlan numbers;
   FormPlan form;

@@ -38,6 +38,7 @@ MemoryReport ReportMemory(const EnginePlan& plan, const SchedulerConfig& schedul
   memory.kv_page_bytes = cache.PageBytes();
   memory.kv_pages = cache.num_pages;
   memory.kv_cache_bytes = memory.kv_page_bytes * memory.kv_pages;
+  memory.cache_ranks = plan.cache_ranks;
   memory.kept_row_bytes = plan.cache.kept_bytes_per_page * memory.kv_pages;
   if (plan.ranks > 1) {
     for (const int64_t bytes : weights.ranks) {

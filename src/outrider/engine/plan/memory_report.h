@@ -58,6 +58,7 @@ struct MemoryReport {
   std::optional<RunningStateReport> state;  // of linear attention
   int64_t kept_row_bytes = 0;     // the target's hidden rows kept for modules that lag, at most
   std::vector<RankMemory> ranks;  // empty: there is one
+  int32_t cache_ranks = 1;        // that each have such a cache, of their own requests
   std::optional<GpuBudget> gpu;
 };
 

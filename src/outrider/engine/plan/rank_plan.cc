@@ -31,12 +31,30 @@ void CheckSharedGpus(const EngineOptions& options) {
 
 }  // namespace
 
+void CheckDividesRequests(const ModelConfig& config, int32_t ranks, DeviceKind device) {
+  constexpr const char* kFlag = "--data-parallel-attention";
+  if (ranks == 1) {
+    throw InvalidArgument(
+        "{} shares requests among ranks: it needs --tensor-parallel-size 2 or more", kFlag);
+  }
+  if (device != DeviceKind::kCpu) {
+    throw InvalidArgument("{} does not run on GPUs yet: use --device cpu", kFlag);
+  }
+  for (const LayerSpec& layer : config.layers) {
+    if (std::holds_alternative<KdaSpec>(layer.attention)) {
+      throw InvalidArgument("{} does not have linear attention yet", kFlag);
+    }
+  }
+}
+
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions) {
   constexpr const char* kFlag = "--tensor-parallel-size";
   const int32_t ranks = options.tensor_parallel_size;
-  CheckRanks(model.config, ranks, kFlag);
-  if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag);
+  const bool divides_requests = options.data_parallel_attention;
+  if (divides_requests) CheckDividesRequests(model.config, ranks, device);
+  CheckRanks(model.config, ranks, kFlag, divides_requests);
+  if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag, divides_requests);
   if (ranks == 1) return;
   if (device != DeviceKind::kCpu) {
     if (const std::string lack = LackOfGpus(model.config); !lack.empty()) {
@@ -52,7 +70,12 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
   const bool on_gpus = device != DeviceKind::kCpu;
   decisions.push_back(
       {"ranks", fmt::format("{}, {} of this process", ranks, on_gpus ? "GPUs" : "threads"),
-       fmt::format("{}: each has its part of the weights and of the heads", kFlag)});
+       fmt::format("{}: each has its part of the weights{}", kFlag,
+                   divides_requests ? "" : " and of the heads")});
+  if (divides_requests) {
+    decisions.push_back({"attention", "of its own requests on every rank",
+                         "--data-parallel-attention: a rank has their KV cache and all heads"});
+  }
   if (!on_gpus) return;
   decisions.push_back({"steps of ranks", "launched operation by operation",
                        "steps of several GPUs are not recorded as graphs yet: the host's launches "

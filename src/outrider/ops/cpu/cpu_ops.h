@@ -68,6 +68,7 @@ class CpuOps : public Ops,
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
 
+  void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const override;
   void ToHost(const Context& context, Tensor x, std::span<float> to) const override;
 
   void Multiply(const Context& context, std::span<const Product> products) const override;

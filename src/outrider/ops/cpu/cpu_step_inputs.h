@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -13,10 +14,15 @@ namespace outrider::cpu {
 
 class CpuStepInputs : public StepInputs {
  public:
+  CpuStepInputs();
+  ~CpuStepInputs() override;
+
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
   void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override {
     tokens_.Shift(sources, tokens);
   }
+
+  const OwnRows* own() const override;
 
   std::span<const int32_t> token_ids() const { return tokens_.tokens(); }  // [rows]
   std::span<const int32_t> positions() const { return positions_; }        // [rows]
@@ -45,12 +51,16 @@ class CpuStepInputs : public StepInputs {
     std::vector<AttentionSpan> prompts;
     std::vector<AttentionSpan> left_over;
   };
+  /// The own rows of a step and what they are made of.
+  struct Part;
+
   const Group& of(int32_t group) const { return groups_.at(static_cast<size_t>(group)); }
 
   HostTokens tokens_;
   std::span<const int32_t> positions_;
   std::span<const RequestRows> requests_;
   std::vector<Group> groups_;
+  std::unique_ptr<Part> part_;  // null: attention of all rows runs here
   int32_t uniform_length_ = 0;
   bool pads_ = false;
 };

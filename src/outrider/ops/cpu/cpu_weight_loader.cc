@@ -128,7 +128,8 @@ PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t count, int64_t row
 }
 
 void CpuWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                              int64_t cols, const WeightCut& cut) {
+                              int64_t cols, const WeightCut& declared) {
+  const WeightCut cut = OwnCut(declared);
   PackedMatrix* packed = NewMatrix(out, static_cast<int64_t>(names.size()), rows, cols, cut);
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
@@ -354,7 +355,7 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
           PackRows(value, 0, out.value, values.data() + keys);
         });
       });
-  pieces_.back().part = 1.0 / form_.place.ranks;
+  pieces_.back().part = 1.0 / form_.head_ranks();
 }
 
 void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size,

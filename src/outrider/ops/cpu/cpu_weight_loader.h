@@ -22,7 +22,7 @@ class CpuWeightLoader : public WeightLoader {
   CpuWeightLoader(const WeightSource& source, WeightForm form);
 
   const WeightSource& source() const override { return source_; }
-  int32_t ranks() const override { return form_.place.ranks; }
+  int32_t ranks() const override { return form_.head_ranks(); }
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
@@ -93,7 +93,16 @@ class CpuWeightLoader : public WeightLoader {
   /// Throws Error where a part of a matrix would share a panel of FP8 codes with other blocks.
   void CheckCut(const Piece& piece, const PackedFormat& format, const Share& share) const;
   void OpenAll();
-  Share OwnShare(Cut cut, int64_t size) const { return ShareOf(cut, size, form_.place); }
+  Share OwnShare(Cut cut, int64_t size) const {
+    return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
+                   form_.place);
+  }
+  /// What is cut of a matrix that is declared with `cut`: nothing of one that gives or reads heads
+  /// where every rank has all of them.
+  WeightCut OwnCut(const WeightCut& cut) const {
+    const bool of_heads = cut.rows == Cut::kHeads || cut.input == Cut::kHeads;
+    return of_heads && form_.whole_attention ? WeightCut() : cut;
+  }
 
   const WeightSource& source_;
   WeightForm form_;

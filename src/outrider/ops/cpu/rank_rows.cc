@@ -63,6 +63,29 @@ MatrixView<float> Gathered(const Context& context, MatrixView<float> mine, Cut c
   return all;
 }
 
+void GatherRuns(const Context& context, MatrixView<float> x, std::span<const RankRun> runs) {
+  const RankPlace place = context.place();
+  OUTRIDER_CHECK(place.ranks > 1);
+  if (runs.empty()) return;
+  const Scratch::Frame frame(context.arena);
+  const auto ranks = static_cast<size_t>(place.ranks);
+  const MatrixView<std::byte> bytes = AsBytes(x);
+  // Of rows of rank r, the columns by rank: all are r's.
+  auto* columns = context.arena.Take<Share>(int64_t{place.ranks} * place.ranks);
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t i = 0; i < ranks; ++i) columns[r * ranks + i] = {0, i == r ? bytes.cols : 0};
+  }
+  auto* gathered = context.arena.Take<GatheredRows>(static_cast<int64_t>(runs.size()));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const RankRun& run = runs[i];
+    const MatrixView<std::byte> rows = bytes.Rows(run.first, run.count);
+    gathered[i] = {rows.Columns(0, run.rank == place.rank ? rows.cols : 0),
+                   rows,
+                   {columns + static_cast<size_t>(run.rank) * ranks, ranks}};
+  }
+  context.ranks->Gather({gathered, runs.size()});
+}
+
 std::span<const Share> HeadShares(const Context& context, int64_t size, int64_t num_tokens) {
   const RankPlace place = context.place();
   auto* shares = context.arena.Take<Share>(place.ranks);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "outrider/batch/rows_of_rank.h"
 #include "outrider/ops/context.h"
 #include "outrider/ops/weights.h"
 #include "outrider/parallel/share.h"
@@ -31,6 +32,9 @@ void GatherInPlace(const Context& context, MatrixView<float> all, Cut cut);
 
 /// Rows [mine.rows, cols] in the arena with the columns of all ranks; `mine` with one rank.
 MatrixView<float> Gathered(const Context& context, MatrixView<float> mine, Cut cut, int64_t cols);
+
+/// Rows of `x` become those of the ranks that have them, on every rank, in one exchange.
+void GatherRuns(const Context& context, MatrixView<float> x, std::span<const RankRun> runs);
 
 // Heads, whose rows of the weight are shared out by Cut::kRows. Rank 0 draws tokens; while it does,
 // the others make their parts of the logits that it asks for.

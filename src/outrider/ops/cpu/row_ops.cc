@@ -117,6 +117,10 @@ void CpuOps::CopyRows(const Context& /*context*/, Tensor from, Tensor to,
   }
 }
 
+void CpuOps::ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const {
+  GatherRuns(context, x.floats(), runs);
+}
+
 void CpuOps::ToHost(const Context& /*context*/, Tensor x, std::span<float> to) const {
   const MatrixView<float> rows = x.floats();
   OUTRIDER_CHECK(std::cmp_equal(to.size(), rows.rows * rows.cols));

@@ -1,0 +1,75 @@
+#include "outrider/batch/rows_of_rank.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "outrider/base/error.h"
+#include "outrider/kv/page_number.h"
+
+namespace outrider {
+
+void AddRankRows(int32_t first, int32_t count, int32_t rank, std::vector<RankRun>& runs) {
+  if (!runs.empty()) {
+    RankRun& last = runs.back();
+    if (last.rank == rank && last.first + last.count == first) {
+      last.count += count;
+      return;
+    }
+  }
+  runs.push_back({first, count, rank});
+}
+
+int32_t RowsOfRank::RankOf(const RequestRows& request) const {
+  // The pages of the last rows are there; those before a window have no number.
+  for (size_t g = 0; g < layout_.groups().size(); ++g) {
+    const int32_t last =
+        layout_.groups()[g].BlocksBefore(request.context_length + request.query_length) - 1;
+    const int32_t page = request.block_tables[g][static_cast<size_t>(last)];
+    if (page >= 0) return RankOfPage(page, place_.ranks);
+  }
+  OUTRIDER_CHECK(false, "slot {} has no pages", request.slot);
+}
+
+void RowsOfRank::Assign(const BatchLayout& layout) {
+  const size_t num_groups = layout_.groups().size();
+  OUTRIDER_CHECK(layout.groups().size() == num_groups);
+  runs_.clear();
+  own_.clear();
+  work_.clear();
+  rows_.clear();
+  for (const RequestRows& request : layout.requests()) {
+    const int32_t rank = RankOf(request);
+    AddRankRows(request.first_row, request.query_length, rank, runs_);
+    if (rank == place_.rank) own_.push_back(&request);
+  }
+  block_tables_.resize(std::max(block_tables_.size(), own_.size() * num_groups));
+  for (size_t i = 0; i < own_.size(); ++i) {
+    const RequestRows& request = *own_[i];
+    for (size_t g = 0; g < num_groups; ++g) {
+      std::vector<int32_t>& own = block_tables_[i * num_groups + g];
+      own.clear();
+      for (const int32_t page : request.block_tables[g]) {
+        own.push_back(page < 0 ? page : OwnPage(page, place_.ranks));
+      }
+    }
+    work_.push_back(
+        {.slot = request.slot,
+         .phase = request.phase == Phase::kDecode ? Phase::kDecode : Phase::kPromptChunk,
+         .context_length = request.context_length,
+         .tokens = layout.token_ids().subspan(static_cast<size_t>(request.first_row),
+                                              static_cast<size_t>(request.query_length)),
+         .draft_tokens = {},
+         .samples = false,
+         .block_tables = std::span(block_tables_).subspan(i * num_groups, num_groups),
+         .state = request.state});
+  }
+  layout_.Assign(work_);
+  for (const RequestRows& own : layout_.requests()) {
+    const RequestRows& request = *own_[static_cast<size_t>(own.work_index)];
+    const size_t first = rows_.size();
+    rows_.resize(first + static_cast<size_t>(own.query_length));
+    std::iota(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(), request.first_row);
+  }
+}
+
+}  // namespace outrider
