@@ -17,7 +17,7 @@ struct ExpertsCase {
   bool preempts = false;
 };
 
-class CudaRoutedExpertsTest : public HopperTest<testing::TestWithParam<ExpertsCase>> {};
+class CudaRoutedExpertsTest : public HopperTest<::testing::TestWithParam<ExpertsCase>> {};
 
 TEST_P(CudaRoutedExpertsTest, TogetherEqualsAlone) {
   static const CudaOps* const ops = new CudaOps;
@@ -31,7 +31,7 @@ TEST_P(CudaRoutedExpertsTest, TogetherEqualsAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Configurations, CudaRoutedExpertsTest,
-    testing::Values(
+    ::testing::Values(
         ExpertsCase{
             "plain_small_chunks", 1, {.drafter = DrafterKind::kNone, .max_num_batched_tokens = 37}},
         ExpertsCase{"chain3", 2, {.k = 3}},

@@ -68,10 +68,10 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
                           options.num_threads, ranks, ranks);
   }
   const bool on_gpus = device != DeviceKind::kCpu;
-  decisions.push_back(
-      {"ranks", fmt::format("{}, {} of this process", ranks, on_gpus ? "GPUs" : "threads"),
-       fmt::format("{}: each has its part of the weights{}", kFlag,
-                   divides_requests ? "" : " and of the heads")});
+  decisions.push_back({"ranks",
+                       fmt::format("{}, {} of this process", ranks, on_gpus ? "GPUs" : "threads"),
+                       fmt::format("{}: each has its part of the weights{}", kFlag,
+                                   divides_requests ? "" : " and of the heads")});
   if (divides_requests) {
     decisions.push_back({"attention", "of its own requests on every rank",
                          "--data-parallel-attention: a rank has their KV cache and all heads"});
