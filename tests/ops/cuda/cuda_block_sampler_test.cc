@@ -68,8 +68,8 @@ class BlockSamplerTest : public CudaSamplerTest {
       on_device[i].draw.probs = got_probs[i];
       on_host[i].draw.probs = want_probs[i];
     }
-    CudaBlockSampler got(*ops_, 1);
-    cpu::CpuBlockSampler want(1);
+    CudaBlockSampler got(*ops_, pool_.size());
+    cpu::CpuBlockSampler want(pool_.size());
     got.Assign({rows, before, on_device, kSteps});
     want.Assign({rows, before, on_host, kSteps});
     EXPECT_EQ(got.launches_only(), !distributions);
