@@ -70,7 +70,7 @@ std::string FieldName(const std::string& param) {
   return param;
 }
 
-std::string Cut(std::string text) {
+std::string CutMessage(std::string text) {
   if (text.size() <= kMostMessageBytes) return text;
   size_t end = kMostMessageBytes;
   while ((static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
@@ -84,7 +84,7 @@ std::string Cut(std::string text) {
   std::string message = error.message;
   const bool names_field = !error.param.empty() && message.starts_with(error.param + ":");
   if (names_field) message.replace(0, error.param.size(), FieldName(error.param));
-  return {CodeOf(error), Cut(std::move(message))};
+  return {CodeOf(error), CutMessage(std::move(message))};
 }
 
 ::grpc::Status GrpcStatusOf(int http_status, std::string_view error_json) {
