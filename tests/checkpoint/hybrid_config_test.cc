@@ -331,18 +331,12 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["kda_allow_neg_eigval"] = true; }, "\"kda_allow_neg_eigval\""},
       {[](json& c) { c["gated_attention_proj_granularity_type"] = "element_wise"; },
        "\"head_wise\" is supported"},
-      {[](json& c) {
-         c["expert_swiglu_limit_list"] = {1, 2};
-       },
+      {[](json& c) { c["expert_swiglu_limit_list"] = {1, 2}; },
        "a limit or null for each of the 42 layers"},
       {[](json& c) { c["share_expert_swiglu_limit_list"][3] = -1; }, "a limit or null"},
-      {[](json& c) {
-         c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}};
-       },
+      {[](json& c) { c["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}}; },
        "\"original_max_position_embeddings\" of rope_scaling"},
-      {[](json& c) {
-         c["rope_scaling"] = {{"type", "llama3"}, {"factor", 2}};
-       },
+      {[](json& c) { c["rope_scaling"] = {{"type", "llama3"}, {"factor", 2}}; },
        "\"yarn\" and \"default\" are supported"},
       {[](json& c) { c["n_group"] = 3; }, "it must divide the 512 experts"},
       {[](json& c) { c["topk_group"] = 1, c["num_experts_per_tok"] = 100; },

@@ -276,9 +276,7 @@ TEST_F(QuantizedTensorsTest, Int4OfAwqAndGptqIsRefused) {
               fmt::format("invalid_argument: config.json: quantization \"{}\" cannot be loaded: {}",
                           method, supported));
   }
-  EXPECT_THAT(ErrorOf([&] {
-                Open({{"a.qweight", "I32", {2, 8}, std::string(64, '\0')}});
-              }),
+  EXPECT_THAT(ErrorOf([&] { Open({{"a.qweight", "I32", {2, 8}, std::string(64, '\0')}}); }),
               HasSubstr(": holds a.qweight: " + supported));
 }
 

@@ -214,9 +214,7 @@ TEST(DraftPlan, SaysWhyTheDraftLengthIsWhatItIs) {
   EXPECT_EQ(length([](auto& o) { o.adaptive = false; }), "always 3 (adaptive is false)");
   EXPECT_THAT(length([](auto& o) { o.rejection_sample_method = RejectionMethod::kStandard; }),
               HasSubstr("match only"));
-  EXPECT_THAT(length([](auto& o) {
-                o.num_speculative_tokens_per_batch_size = {{1, 4, 3}};
-              }),
+  EXPECT_THAT(length([](auto& o) { o.num_speculative_tokens_per_batch_size = {{1, 4, 3}}; }),
               HasSubstr("by batch size"));
 }
 

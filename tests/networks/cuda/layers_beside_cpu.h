@@ -50,7 +50,7 @@ struct LayerComparison {
   /// The CPU's, whose operands are rounded as the device's.
   const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
   DType cache = DType::kBF16;  // the device's, and that CPU's
-  double far_share = 1;  // as ExpectAsNear
+  double far_share = 1;        // as ExpectAsNear
 };
 
 /// Expects the residual stream after each layer, and the rows of each module, to be as near to

@@ -1,7 +1,7 @@
 // Drafts of blocks that the GPU draws, beside the CPU's from the same logits: tokens that stay on
 // the device, the rows of the tokens before them, and distributions that the host draws from. Needs
 // a GPU of compute capability 9.0.
-#include "outrider/ops/cpu/block_sampler.h"
+#include "outrider/ops/cuda/cuda_block_sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <array>
 #include <vector>
 
+#include "outrider/ops/cpu/block_sampler.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "outrider/ops/cuda/cuda_block_sampler.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "tests/ops/cuda/cuda_sampler_fixture.h"
 

@@ -35,8 +35,8 @@ const std::byte* LoadEntry(const LayerCache& cache, int64_t slot, std::byte* buf
 /// Any entry as float32: in the cache itself, or in `buffer` [width].
 const float* LoadFloats(const LayerCache& cache, int64_t slot, float* buffer);
 
-/// Rounds an indexer's query x [keys.width] as its keys are rounded, which are codes. The width is a
-/// power of two.
+/// Rounds an indexer's query x [keys.width] as its keys are rounded, which are codes. The width is
+/// a power of two.
 void RoundIndexQuery(const LayerCache& keys, float* x);
 
 }  // namespace outrider::cpu
