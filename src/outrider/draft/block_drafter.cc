@@ -133,7 +133,7 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
       last = static_cast<int32_t>(rows_.size());
       rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
       draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));
-      drawn_.push_back({b, d});
+      drawn_.emplace_back(b, d);
     }
     if (std::cmp_equal(rows_.size(), begin)) return;
     steps_.push_back(static_cast<int32_t>(rows_.size()) - begin);
