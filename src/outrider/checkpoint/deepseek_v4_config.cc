@@ -327,27 +327,12 @@ void DeepSeekV4Parser::ParseRope() {
 /// Reads the rotation of layers with compressed entries.
 void DeepSeekV4Parser::ParseYarn(ConfigReader& rope) {
   CheckPartialRotation(rope);
-  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  // Without a type there is no scaling, unless other keys ask for some.
-  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
-  const std::string type = rope.Choice(type_key, {"default", "yarn"},
-                                       "\"yarn\" and \"default\" are supported", fallback);
-  if (type == "yarn") {
-    YarnScaling yarn;
-    yarn.factor = rope.Number("factor", 1, 1e6);
-    yarn.original_max_position_embeddings =
-        rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
-    yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
-    yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
-    yarn.truncate = rope.Boolean("truncate", true);
-    if (yarn.beta_fast < yarn.beta_slow) {
-      rope.Refuse("beta_fast",
-                  fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
-    }
+  if (std::optional<YarnScaling> yarn = ReadYarnRamp(rope)) {
+    CheckYarnRamp(rope, *yarn);
     // cos and sin are not magnified.
-    yarn.mscale = 0;
-    yarn.mscale_all_dim = 0;
-    compressed_rotary_.yarn = yarn;
+    yarn->mscale = 0;
+    yarn->mscale_all_dim = 0;
+    compressed_rotary_.yarn = *yarn;
   }
   if (rope.Number("attention_factor", 0, 1e6, 1) != 1) {
     rope.Refuse("attention_factor", "deepseek_v4 has none; leave it out");

@@ -45,14 +45,13 @@ RopeObject FindRope(ConfigReader& text) {
   return found;
 }
 
-std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems) {
+std::optional<YarnScaling> ReadYarnRamp(ConfigReader& rope) {
   const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
   // Without a type there is no scaling, unless other keys ask for some.
   const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
   const std::string type = rope.Choice(type_key, {"default", "yarn"},
                                        "\"yarn\" and \"default\" are supported", fallback);
   if (type != "yarn") return std::nullopt;
-  const size_t before = problems.size();
   YarnScaling yarn;
   yarn.factor = rope.Number("factor", 1, 1e6);
   yarn.original_max_position_embeddings =
@@ -60,13 +59,25 @@ std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::
   yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
   yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
   yarn.truncate = rope.Boolean("truncate", true);
+  return yarn;
+}
+
+void CheckYarnRamp(ConfigReader& rope, const YarnScaling& yarn) {
+  if (yarn.beta_fast < yarn.beta_slow) {
+    rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
+  }
+}
+
+std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems) {
+  const size_t before = problems.size();
+  std::optional<YarnScaling> read = ReadYarnRamp(rope);
+  if (!read) return std::nullopt;
+  YarnScaling& yarn = *read;
   yarn.mscale = rope.Number("mscale", 0, 100, 1);
   yarn.mscale_all_dim = rope.Number("mscale_all_dim", 0, 100, 0);
   if (problems.size() > before) return std::nullopt;
 
-  if (yarn.beta_fast < yarn.beta_slow) {
-    rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
-  }
+  CheckYarnRamp(rope, yarn);
   // DeepSeek's code and transformers disagree on one of the two alone, unless it is mscale 1. No
   // published config has one alone.
   const bool both = yarn.mscale > 0 && yarn.mscale_all_dim > 0;
@@ -78,7 +89,7 @@ std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::
   if (rope.Find("attention_factor") != nullptr) {
     rope.Refuse("attention_factor", "use \"mscale\" and \"mscale_all_dim\"");
   }
-  return yarn;
+  return read;
 }
 
 void RefuseForeignRopeKeys(ConfigReader& rope, std::string_view method) {

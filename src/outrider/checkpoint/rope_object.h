@@ -21,6 +21,12 @@ struct RopeObject {
 /// Refuses what is no object, and two that say different things.
 RopeObject FindRope(ConfigReader& text);
 
+/// What every config with YaRN says of its ramp, without how cos and sin are magnified; none where
+/// the object asks for no scaling. Refuses other scalings.
+std::optional<YarnScaling> ReadYarnRamp(ConfigReader& rope);
+/// Refuses a ramp that ends before it begins.
+void CheckYarnRamp(ConfigReader& rope, const YarnScaling& yarn);
+
 /// YaRN as DeepSeek's configs have it, or none where the object asks for no scaling. `problems` are
 /// the reader's. Refuses other scalings.
 std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems);
