@@ -254,6 +254,8 @@ def arguments(ap=None):
     ap.add_argument("--corpus", help="file of token ids (.npy) that trainers share: read if it is there, else written; needs --tokenizer or --weights")
     ap.add_argument("--weights", help="start from this checkpoint's weights and tokenizer; without --fp8 no training follows")
     ap.add_argument("--no_compile", action="store_true", help="run without torch.compile, to try a trainer out")
+    ap.add_argument("--graph", action="store_true", help="record a step as one CUDA graph, without torch.compile: starts at once, costs no host time per step")
+    ap.add_argument("--train_only", action="store_true", help="write the checkpoint, but neither measure nor write golden files")
     ap.add_argument("--fp8", action="store_true", help="train on, and write, weights in 128x128 blocks of float8 e4m3")
     ap.add_argument("--problems", type=int, default=1319, help="how many held-out problems to evaluate (of 1319)")
     ap.add_argument("--stories", type=int, default=60, help="how many stories to continue (of 60)")
@@ -268,41 +270,76 @@ def balance_gates(gates, loads):
         gate.e_score_correction_bias += 1e-3 * torch.sign(load.mean() - load)
 
 
-def fit(m, a, step_loss, round_weights=None, balance=lambda loads: None):
+def captured(work, example):
+    """work(*inputs), a CUDA graph recorded with inputs of the shapes of example: it copies new inputs into its own and returns work's results."""
+    static = [x.clone() for x in example]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work(*static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = work(*static)
+
+    def replay(*inputs):
+        for own, x in zip(static, inputs):
+            own.copy_(x)
+        graph.replay()
+        return results
+
+    return replay
+
+
+def fit(m, a, inputs, step_loss, round_weights=None, balance=lambda loads: None):
     """Trains m in place for a.seconds of wall time, which begin after three steps, but not beyond a.until (bfloat16 autocast, AdamW, cosine).
 
-    step_loss() -> (loss, figures to print, expert loads for balance). With round_weights, which rounds the weights in place, gradients at
-    the rounded weights move the unrounded ones (straight-through).
+    inputs yields tuples of tensors; step_loss(*tensors) -> (loss, figures to print, expert loads for balance). With round_weights, which
+    rounds the weights in place, gradients at the rounded weights move the unrounded ones (straight-through).
     """
     t0 = time.time()
     torch.set_float32_matmul_precision("high")
+    rate = torch.tensor(a.lr / 100, device=DEVICE) if a.graph else a.lr
     opt = torch.optim.AdamW([dict(params=[p for p in m.parameters() if p.ndim >= 2], weight_decay=0.05),
-                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=DEVICE == "cuda")
-    started, step, seconds = None, 0, a.seconds
-    while True:
-        frac = 0 if started is None else (time.time() - started) / seconds
-        if frac >= 1:
-            break
-        for pg in opt.param_groups:
-            pg["lr"] = a.lr * min(1, (step + 1) / 100) * (0.5 * (1 + math.cos(math.pi * frac)) * 0.97 + 0.03)
+                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)],
+                            lr=rate, betas=(0.9, 0.95), fused=DEVICE == "cuda", capturable=a.graph)
+
+    def work(*tensors):
+        opt.zero_grad(set_to_none=True)
         if round_weights:
             master = [p.detach().clone() for p in m.parameters()]
             round_weights()
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            loss, shown, loads = step_loss()
+            loss, shown, loads = step_loss(*tensors)
         loss.backward()
         if round_weights:
             with torch.no_grad():
                 torch._foreach_copy_(list(m.parameters()), master)
         torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-        opt.step(); opt.zero_grad(set_to_none=True)
+        opt.step()
         balance(loads)
+        return shown
+
+    run = captured(work, next(inputs)) if a.graph else work
+    started, step, seconds = None, 0, a.seconds
+    while True:
+        if DEVICE == "cuda" and step % 16 == 3:
+            torch.cuda.synchronize()  # the clock is the device's, too
         if started is None and step >= 3:
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
             started = time.time()
             if a.until:
                 seconds = min(seconds, max(a.until - started, 1))
+        frac = 0 if started is None else (time.time() - started) / seconds
+        if frac >= 1:
+            break
+        now = a.lr * min(1, (step + 1) / 100) * (0.5 * (1 + math.cos(math.pi * frac)) * 0.97 + 0.03)
+        for pg in opt.param_groups:
+            if a.graph:
+                pg["lr"].fill_(now)
+            else:
+                pg["lr"] = now
+        shown = run(*next(inputs))
         if step % 200 == 0:
             print(f"step {step} {time.time() - t0:.0f}s loss {[round(x, 3) for x in shown.tolist()]}", flush=True)
         step += 1
@@ -311,14 +348,14 @@ def fit(m, a, step_loss, round_weights=None, balance=lambda loads: None):
 
 def fit_language(m, a, data, run, round_weights=None):
     """Trains the trunk and its MTP modules on data, the modules with 0.3 of the trunk's weight; run(ids) is loss_terms, compiled or not."""
-    batches = windows(data, a.batch, a.seq + 1 + m.modules_count)
+    batches = ((x,) for x in windows(data, a.batch, a.seq + 1 + m.modules_count))
     weights = torch.tensor([1.0] + [0.3] * m.modules_count, device=DEVICE)
 
-    def step_loss():
-        losses, loads = run(next(batches))
-        return (losses * weights).sum(), losses, loads
+    def step_loss(ids):
+        losses, loads = run(ids)
+        return (losses * weights).sum(), losses.detach(), loads
 
-    fit(m, a, step_loss, round_weights, lambda loads: balance_gates(m.balanced_gates(), loads))
+    fit(m, a, batches, step_loss, round_weights, lambda loads: balance_gates(m.balanced_gates(), loads))
 
 
 def train(m, a):
@@ -337,7 +374,7 @@ def train(m, a):
     tok.save(os.path.join(a.out, "tokenizer.json"))
     print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M {time.time() - t0:.0f}s", flush=True)
     run = lambda s: loss_terms(m, s)
-    compiled = run if a.no_compile else m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(run)
+    compiled = run if a.no_compile or a.graph else m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(run)
     fit_language(m, a, data, compiled, (lambda: round_to_fp8(m)) if a.fp8 else None)
     return tok
 

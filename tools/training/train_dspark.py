@@ -182,14 +182,16 @@ def teacher_loss(trunk, d, ids, pos):
 
 def train(trunk, d, a):
     _, data = corpus(a)
-    texts, g, stride = windows(data, a.batch, a.seq), torch.Generator().manual_seed(4), (a.seq - BLOCK - 1) // a.blocks
+    g, stride = torch.Generator().manual_seed(4), (a.seq - BLOCK - 1) // a.blocks
 
-    def step_loss():
-        first = int(torch.randint(0, stride, (1,), generator=g))
-        return teacher_loss(trunk, d, next(texts), first + stride * torch.arange(a.blocks, device=DEVICE))
+    def inputs():
+        for ids in windows(data, a.batch, a.seq):
+            first = int(torch.randint(0, stride, (1,), generator=g))
+            yield ids, first + stride * torch.arange(a.blocks, device=DEVICE)
 
-    run = lambda: fit(d, a, step_loss, rounding(d), lambda loads: balance_gates([stage.ffn for stage in d.mtp], loads))
-    if a.no_compile:
+    run = lambda: fit(d, a, inputs(), lambda ids, pos: teacher_loss(trunk, d, ids, pos), rounding(d),
+                      lambda loads: balance_gates([stage.ffn for stage in d.mtp], loads))
+    if a.no_compile or a.graph:
         return run()
     with compiled_blocks(DraftAttention):
         run()
@@ -298,6 +300,8 @@ def main():
         round_all(d)
     write_drafter(trunk, d, tok, a)
     same_weights(d.published_tensors(), read_drafter(a.out))
+    if a.train_only:
+        return list_files(a)
     d.eval()
     torch.set_float32_matmul_precision("highest")
     golden = read_file(os.path.join(a.weights, "golden.safetensors"))

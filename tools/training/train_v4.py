@@ -90,7 +90,7 @@ def main():
         _, data = corpus(a)
         print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M", flush=True)
         run, round_weights = lambda s: loss_terms(m, s), rounding(m) if a.fp8 else None
-        if a.no_compile:
+        if a.no_compile or a.graph:
             fit_language(m, a, data, run, round_weights)
         else:
             with compiled_blocks():
@@ -103,6 +103,8 @@ def main():
     round_all(m)
     write_model(m, tok, a)
     same_weights(m.published_tensors(), read_folder(a.out))
+    if a.train_only:
+        return list_files(a)
     m.eval()
     torch.set_float32_matmul_precision("highest")
     gaps = trunk_goldens(m, golden_cases(m, tok, a.candidates), a.out)
