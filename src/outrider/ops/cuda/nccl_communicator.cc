@@ -29,7 +29,7 @@ struct NcclCommunicator::Group {
     NcclComm* comm = nullptr;  // null: aborted
   };
 
-  explicit Group(size_t ranks) : ranks(ranks) {}
+  explicit Group(size_t count) : ranks(count) {}
   ~Group() {
     for (Rank& rank : ranks) {
       if (rank.comm != nullptr) nccl.comm_destroy(rank.comm);
