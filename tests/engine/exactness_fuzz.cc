@@ -319,7 +319,7 @@ class Fuzz {
         divided_(arguments.divided),
         ops_(MakeDeviceOps(arguments.device)),
         own_rank_ops_(ranks_ == 1 ? MakeRankOps(DeviceKind::kCpu, {})
-                                  : MakeRankOps(arguments.device, DevicesOf(ranks_))),
+                                  : MakeRankOps(arguments.device, DevicesOf(ranks_), divided_)),
         rank_ops_(PointersTo(own_rank_ops_)),
         disturbances_(DisturbancesOf(DisturbedOps())),
         random_(arguments.seed) {}
@@ -428,7 +428,7 @@ class Fuzz {
     try {
       const bool divided = options.divides_requests;
       const ModelConfig config = ReadModelConfig(options.checkpoint);
-      if (divided) CheckDividesRequests(config, options.ranks, DeviceKind::kCpu);
+      if (divided) CheckDividesRequests(config, options.ranks);
       CheckRanks(config, options.ranks, "--ranks", divided);
       if (options.drafter == DrafterKind::kEagle3) {
         CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);
@@ -767,6 +767,8 @@ class Fuzz {
 
 int Main(int argc, char** argv) {
   const Arguments arguments = ParseArguments(argc, argv);
+  // Recorded steps of ranks that share a GPU wait for each other there: each needs a queue.
+  if (arguments.ranks > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   Fuzz fuzz(arguments);
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();

@@ -20,27 +20,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<Generated> Run(const TestEngineOptions& options,
-                           const std::vector<GenerationRequest>& requests) {
-  const auto engine = MakeTestEngine(options, &BundledTokenizer());
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &results[i]);
-    engine->Step();
-  }
-  RunUntilIdle(*engine);
-  return results;
-}
-
 /// Random requests on several ranks against one.
 void ExpectEqualOnRanks(TestEngineOptions options, const std::vector<int32_t>& numbers = {2, 4},
                         bool divides_requests = false) {
   const std::vector<GenerationRequest> requests = RandomRequests(11, 8);
-  const std::vector<Generated> expected = Run(options, requests);
+  const std::vector<Generated> expected = AnswersOf(options, requests, &BundledTokenizer());
   options.divides_requests = divides_requests;
   for (const int32_t ranks : numbers) {
     options.ranks = ranks;
-    const std::vector<Generated> got = Run(options, requests);
+    const std::vector<Generated> got = AnswersOf(options, requests, &BundledTokenizer());
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
       EXPECT_GT(expected[i].tokens.size(), 0U);

@@ -265,6 +265,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     if (options.late_executor != nullptr) *options.late_executor = late.get();
     parts.executor = std::move(late);
   }
+  if (!options.rank_ops.empty()) parts.gpu.emplace();
   if (options.tells_experts) parts.routed = RoutedShapeOf(ReadModelConfig(options.checkpoint));
   const int64_t page_bytes = parts.executor->page_bytes();
   if (options.make_page_store) {
@@ -327,6 +328,22 @@ inline RequestId Submit(Engine& engine, GenerationRequest request, Generated* ou
 inline void RunUntilIdle(Engine& engine) {
   while (engine.Step()) {
   }
+}
+
+/// Of requests that come one in a step.
+inline std::vector<Generated> AnswersOf(const TestEngineOptions& options,
+                                        const std::vector<GenerationRequest>& requests,
+                                        const Tokenizer* tokenizer,
+                                        EngineCounters* counters = nullptr) {
+  const auto engine = MakeTestEngine(options, tokenizer);
+  std::vector<Generated> results(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(*engine, requests[i], &results[i]);
+    engine->Step();
+  }
+  RunUntilIdle(*engine);
+  if (counters != nullptr) *counters = engine->Counters();
+  return results;
 }
 
 }  // namespace outrider

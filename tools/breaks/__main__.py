@@ -65,7 +65,7 @@ PLACE_OF = {  # of a test program, under tests/
                      "serve_process_test.py"), "cli"),
     **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute", "generate",
                                          "grammar", "grpc", "kernels", "kv", "layers", "networks", "openai", "ops", "options",
-                                         "output", "sampling", "schedule", "server")}}
+                                         "output", "parallel", "sampling", "schedule", "server")}}
 STANDS_ON = {"grpc": "server"}  # rooms whose tests use what another room's tests have
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end

@@ -29,8 +29,6 @@ BREAKS = tuple(Break("plans", mistake, f"engine/plan/{source}", old, new, "plan_
      "ThreadPlan.OnlyATeam*"),
     ("blocks of drafts have no room behind a step", "engine_plan.cc",
      "std::max(drafts.k, drafts.reach.lookahead)", "drafts.k", "EnginePlan.AStepHasRoom*"),
-    ("DeepSeek-V4 starts on several GPUs", "rank_plan.cc",
-     "if (std::holds_alternative<CompressedSpec>(layer.attention)) {", "if (false) {", "RankPlan.SeveralGpus*"),
     ("caches of ranks on one GPU each fill it", "rank_plan.cc",
      "different.size() == options.rank_devices.size() || ", "true || ", "RankPlan.SeveralGpus*"),
     ("one rank is listed as several", "memory_report.cc", "if (plan.ranks > 1) {", "if (true) {",

@@ -65,6 +65,8 @@ BREAKS = (
     Break("ranks", "rows that a rank has kept for its modules are not brought to the others",
           "draft/module_drafter.h", "if (target_rows_.divided()) model_->ShareRows(rows, kept_runs_);", "",
           "engine_test", "DividedRequestsTest.DraftsAreThoseOfOneRank"),
+    Break("ranks", "any library is taken for NCCL", "parallel/nccl_library.cc",
+          "  if (function != nullptr) return;\n", "  return;\n", "parallel_test", "NcclLibraryTest.ALibrary*"),
     Break("ranks", "all requests go to one rank until it is full", SCHEDULER,
           "  SortRanksFor(entry);\n", "",
           "schedule_test", "RequestRanksTest.ARequestGoesWhere*"),

@@ -1,6 +1,7 @@
 #include "outrider/engine/engine_device.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "outrider/base/cpu_features.h"
@@ -11,7 +12,9 @@
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
+#include "outrider/ops/cuda/nccl_communicator.h"
 #include "outrider/ops/cuda/peer_communicator.h"
+#include "outrider/parallel/nccl_library.h"
 #endif
 
 namespace outrider {
@@ -23,6 +26,23 @@ constexpr const char* kNoKernels =
     "this build has no kernels for GPUs: build with -DOUTRIDER_CUDA=ON, nvcc 13 and cuDNN's "
     "headers "
     "(docs/gpu.md)";
+#endif
+
+#ifdef OUTRIDER_ENGINE_CUDA
+/// Throws Error if the GPUs neither reach each other's memory nor have NCCL.
+void CheckReachEachOther(const std::vector<int>& devices) {
+  const std::optional<std::pair<int, int>> strangers = cuda::FindStrangers(devices);
+  if (!strangers) return;
+  try {
+    const NcclLibrary nccl;
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("GPU {} cannot read the memory of GPU {} (NVLink, or PCIe where the "
+                            "driver allows it), so --tensor-parallel-size needs NCCL, and {}; or "
+                            "choose other GPUs with CUDA_VISIBLE_DEVICES",
+                            strangers->first, strangers->second, error.what()));
+  }
+}
 #endif
 
 }  // namespace
@@ -70,7 +90,7 @@ std::vector<int> ChooseRankDevices([[maybe_unused]] int32_t ranks,
     for (int device = 0; device < ranks; ++device) devices.push_back(device);
   }
   OUTRIDER_CHECK(std::cmp_equal(devices.size(), ranks));
-  cuda::CheckArePeers(devices);
+  CheckReachEachOther(devices);
   return devices;
 #else
   throw InvalidArgument("--device cuda: {}; or use --device cpu", kNoKernels);
@@ -78,19 +98,17 @@ std::vector<int> ChooseRankDevices([[maybe_unused]] int32_t ranks,
 }
 
 std::vector<std::unique_ptr<Ops>> MakeRankOps(DeviceKind device,
-                                              [[maybe_unused]] const std::vector<int>& devices) {
+                                              [[maybe_unused]] const std::vector<int>& devices,
+                                              [[maybe_unused]] bool whole_attention) {
   std::vector<std::unique_ptr<Ops>> ops;
   if (device == DeviceKind::kCpu) return ops;
 #ifdef OUTRIDER_ENGINE_CUDA
-  std::vector<const cuda::CudaOps*> made;
+  const int32_t head_ranks = whole_attention ? 1 : static_cast<int32_t>(devices.size());
   for (const int gpu : devices) {
-    const auto same = std::ranges::find(made, gpu, &cuda::CudaOps::device);
-    auto own = std::make_unique<cuda::CudaOps>(gpu, static_cast<int32_t>(devices.size()),
-                                               same == made.end() ? nullptr : *same);
-    made.push_back(own.get());
-    ops.push_back(std::move(own));
+    const auto sharers = static_cast<int32_t>(std::ranges::count(devices, gpu));
+    ops.push_back(std::make_unique<cuda::CudaOps>(gpu, head_ranks, sharers));
   }
-  made.front()->UseOnThisThread();
+  ops.front()->UseOnThisThread();
 #endif
   return ops;
 }
@@ -101,6 +119,9 @@ std::vector<std::unique_ptr<Communicator>> MakeRankCommunicators(
   if (device == DeviceKind::kCuda && ranks.size() > 1) {
     std::vector<const cuda::CudaOps*> gpus;
     for (const Ops* ops : ranks) gpus.push_back(static_cast<const cuda::CudaOps*>(ops));
+    std::vector<int> devices;
+    for (const cuda::CudaOps* ops : gpus) devices.push_back(ops->device());
+    if (cuda::FindStrangers(devices)) return cuda::MakeNcclCommunicators(gpus, seconds);
     return cuda::MakePeerCommunicators(gpus, seconds);
   }
 #endif
@@ -127,13 +148,14 @@ DeviceMemoryState LeastMemory(const std::vector<const Ops*>& ranks) {
   return least;
 }
 
-OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks, const std::vector<int>& rank_devices) {
+OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks, const std::vector<int>& rank_devices,
+                        bool whole_attention) {
   const KernelTable& kernels = GetKernels(SelectIsa());
   OpenedDevice opened;
   opened.facts.chosen = ChooseDevice(wanted);
   const DeviceKind device = opened.facts.chosen.kind;
   if (device == DeviceKind::kCuda && ranks > 1) {
-    opened.own_ops = MakeRankOps(device, ChooseRankDevices(ranks, rank_devices));
+    opened.own_ops = MakeRankOps(device, ChooseRankDevices(ranks, rank_devices), whole_attention);
   } else if (auto own = MakeDeviceOps(device)) {
     opened.own_ops.push_back(std::move(own));
   }

@@ -19,15 +19,18 @@ ChosenDevice ChooseDevice(DeviceKind wanted);
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device);
 
 /// The GPUs of `ranks` ranks: `wanted` (EngineOptions::rank_devices), or the first ones. Throws
-/// Error where there are fewer GPUs, or one cannot reach the memory of another.
+/// Error where there are fewer GPUs, or one cannot reach the memory of another and NCCL is not
+/// there.
 std::vector<int> ChooseRankDevices(int32_t ranks, const std::vector<int>& wanted);
 
-/// Of ranks that share a model, the operations of each, by rank: on these GPUs, else none. Throws
-/// Error as MakeDeviceOps.
-std::vector<std::unique_ptr<Ops>> MakeRankOps(DeviceKind device, const std::vector<int>& devices);
+/// Of ranks that share a model, the operations of each, by rank: on these GPUs, else none.
+/// whole_attention: as WeightForm has it. Throws Error as MakeDeviceOps.
+std::vector<std::unique_ptr<Ops>> MakeRankOps(DeviceKind device, const std::vector<int>& devices,
+                                              bool whole_attention = false);
 
-/// What brings ranks together whose operations these are, one for each by rank. A rank that another
-/// waits for longer than `seconds` counts as ended.
+/// What brings ranks together whose operations these are, one for each by rank: over the memory of
+/// GPUs that all reach, else over NCCL. A rank that another waits for longer than `seconds` counts
+/// as ended.
 std::vector<std::unique_ptr<Communicator>> MakeRankCommunicators(
     DeviceKind device, const std::vector<const Ops*>& ranks, double seconds = kRankSeconds);
 
@@ -41,7 +44,7 @@ struct OpenedDevice {
 /// The device with its operations, and what plans are to know of it and of this machine; of several
 /// ranks those of all. Throws Error as MakeDeviceOps and ChooseRankDevices.
 OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks = 1,
-                        const std::vector<int>& rank_devices = {});
+                        const std::vector<int>& rank_devices = {}, bool whole_attention = false);
 
 /// Waits for what the GPUs of ranks prepare beside the loading of weights, which may take one of
 /// them longer than the others would wait for it.

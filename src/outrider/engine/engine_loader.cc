@@ -94,7 +94,8 @@ std::optional<HostFit> FitInHost(const EngineOptions& options, const PlannedEngi
 PlannedEngine Plan(const EngineOptions& options) {
   CheckOptions(options);
   PlannedEngine planned;
-  planned.device = OpenDevice(options.device, options.tensor_parallel_size, options.rank_devices);
+  planned.device = OpenDevice(options.device, options.tensor_parallel_size, options.rank_devices,
+                              options.data_parallel_attention);
   planned.checkpoints = OpenCheckpoints(options);
   const DeviceFacts& device = planned.device.facts;
   const ModelFacts& model = planned.checkpoints.facts;

@@ -110,8 +110,9 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
   for (auto& communicator : MakeRankCommunicators(plan_.device, ops_, RankSeconds())) {
     const RankPlace place = communicator->place();
     const Ops& ops = *ops_[static_cast<size_t>(place.rank)];
-    PreparePrompts(ops, OfOneRank(facts.config, place.ranks));
-    if (facts.drafter) PreparePrompts(ops, OfOneRank(facts.drafter->config, place.ranks));
+    const int32_t head_ranks = plan_.cache_ranks > 1 ? 1 : place.ranks;
+    PreparePrompts(ops, OfOneRank(facts.config, head_ranks));
+    if (facts.drafter) PreparePrompts(ops, OfOneRank(facts.drafter->config, head_ranks));
     RankParts& rank = ranks_.emplace_back();
     if (!own_ops.empty()) rank.ops = std::move(own_ops[static_cast<size_t>(place.rank)]);
     if (place.ranks > 1) rank.ranks = std::move(communicator);

@@ -81,7 +81,10 @@ class Rank {
     return logits_pass_.Launch(step, hidden_);
   }
   bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
-  void Wait(Ticket ticket) { logits_pass_.Wait(ticket); }
+  void Wait(Ticket ticket) {
+    logits_pass_.Wait(ticket);
+    ThrowIfEnded();  // what came was not made then
+  }
   void ScorePrompts(const StepLayout& step);
 
   // Drafts of the requests whose rows Forward has run; see Drafter.

@@ -76,6 +76,7 @@ bool RankTeam::RunPart(Rank& rank) {
     rank.ThrowIfEnded();
     rank.ops().UseOnThisThread();
     (*part_)(rank);
+    rank.ThrowIfEnded();  // as its device may tell only now
     return true;
   } catch (const std::exception& error) {
     rank.End(error.what());

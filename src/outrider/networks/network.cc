@@ -135,7 +135,7 @@ Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules
       rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       entry_rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       arena_(options_.device.ops.MakeArena()),
-      replayer_(options_.device.ops.MakeReplayer()) {}
+      replayer_(options_.device.ops.MakeReplayer(options_.device.ranks)) {}
 
 const StepInputs& Network::Assign(LayoutInputs& rows, const BatchLayout& layout) {
   const Stopwatch watch(busy_seconds_);

@@ -138,8 +138,9 @@ class Ops {
   /// Memory for the inputs of steps.
   virtual std::unique_ptr<StepInputs> MakeStepInputs() const = 0;
 
-  /// What runs the passes of a network. The operations must outlive it.
-  virtual std::unique_ptr<Replayer> MakeReplayer() const {
+  /// What runs the passes of a network. The operations must outlive it, and `ranks`, which share
+  /// the network; null: there is one.
+  virtual std::unique_ptr<Replayer> MakeReplayer(Communicator* /*ranks*/) const {
     return std::make_unique<PlainReplayer>();
   }
 

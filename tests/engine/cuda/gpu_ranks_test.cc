@@ -1,10 +1,13 @@
 // Ranks on GPUs that share a model give what one GPU gives, bit for bit. All of them run on device
-// 0 here, so that one GPU is enough; those that there are take part in one test. Needs a GPU of
-// compute capability 9.0, and cuDNN.
+// 0 here, so that one GPU is enough; those that there are take part in one test. Recorded steps of
+// ranks wait for each other while they run, so on one GPU all of them must find room at the same
+// time: kernels whose blocks wait for each other take a part of it each (ShareMlaBlocks). Needs a
+// GPU of compute capability 9.0, and cuDNN.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -28,17 +31,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<Generated> AnswersOf(const TestEngineOptions& options,
-                                 const std::vector<GenerationRequest>& requests) {
-  const auto engine = MakeTestEngine(options, &BundledTokenizer());
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &results[i]);
-    engine->Step();
-  }
-  RunUntilIdle(*engine);
-  return results;
-}
+/// Steps of ranks wait for each other on the GPU, so each rank's stream needs a queue of its own
+/// there. Before anything asks for the GPU.
+const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 /// A request with a prompt of so many random tokens.
 GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
@@ -60,11 +55,12 @@ GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
 class GpuRanksTest : public HopperTest<> {
  protected:
   /// Operations of so many ranks on device 0.
-  static std::vector<const Ops*> RankOps(int32_t ranks) {
-    static auto& all = *new std::map<int32_t, std::vector<std::unique_ptr<Ops>>>;
-    std::vector<std::unique_ptr<Ops>>& own = all[ranks];
+  static std::vector<const Ops*> RankOps(int32_t ranks, bool whole_attention) {
+    static auto& all = *new std::map<std::pair<int32_t, bool>, std::vector<std::unique_ptr<Ops>>>;
+    std::vector<std::unique_ptr<Ops>>& own = all[{ranks, whole_attention}];
     if (own.empty()) {
-      own = MakeRankOps(DeviceKind::kCuda, std::vector<int>(static_cast<size_t>(ranks), 0));
+      own = MakeRankOps(DeviceKind::kCuda, std::vector<int>(static_cast<size_t>(ranks), 0),
+                        whole_attention);
     }
     std::vector<const Ops*> ops;
     for (const auto& each : own) ops.push_back(each.get());
@@ -80,24 +76,33 @@ class GpuRanksTest : public HopperTest<> {
 
   static TestEngineOptions OnRanks(TestEngineOptions options, int32_t ranks) {
     options.ranks = ranks;
-    options.rank_ops = RankOps(ranks);
+    options.rank_ops = RankOps(ranks, options.divides_requests);
     return options;
   }
 
   /// Random requests, and two with long prompts, on several ranks against one.
   static void ExpectEqualOnRanks(const TestEngineOptions& asked, int32_t vocab,
-                                 const std::vector<int32_t>& numbers = {2, 4}) {
+                                 const std::vector<int32_t>& numbers = {2, 4},
+                                 bool divides_requests = false) {
     const TestEngineOptions options = OnGpu(asked);
+    TestEngineOptions on_ranks = options;
+    on_ranks.divides_requests = divides_requests;
     std::vector<GenerationRequest> requests = RandomRequests(11, 10);
     AddGrammars(11, vocab, requests);
     const size_t room = static_cast<size_t>(options.max_model_len) - 40;
     for (const uint32_t seed : {1U, 2U}) requests.push_back(LongRequest(seed, room / seed, vocab));
-    const std::vector<Generated> expected = AnswersOf(options, requests);
+    const std::vector<Generated> expected = AnswersOf(options, requests, &BundledTokenizer());
     for (const int32_t ranks : numbers) {
-      const std::vector<Generated> got = AnswersOf(OnRanks(options, ranks), requests);
+      EngineCounters counters;
+      const std::vector<Generated> got =
+          AnswersOf(OnRanks(on_ranks, ranks), requests, &BundledTokenizer(), &counters);
       for (size_t i = 0; i < requests.size(); ++i) {
         EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
         EXPECT_GT(expected[i].tokens.size(), 0U);
+      }
+      // Where requests are divided, every step divides them otherwise.
+      if (!divides_requests) {
+        EXPECT_GT(counters.gpu->passes_repeated, 0) << "no step was recorded";
       }
     }
   }
@@ -161,11 +166,67 @@ TEST_F(GpuRanksTest, AttentionToChosenTokens) {
                      kBundledVocab);
 }
 
+TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
+  // Their heads come in two groups.
+  const TestEngineOptions module = {.checkpoint = TinyV4Directory(),
+                                    .drafter = DrafterKind::kRepeated,
+                                    .cache_form = KvCacheForm::kHeads};
+  ExpectEqualOnRanks(module, kBundledVocab, {2});
+  for (const bool drawn : {false, true}) {
+    ExpectEqualOnRanks({.checkpoint = TinyDSparkDirectory(),
+                        .drafter = DrafterKind::kBlock,
+                        .k = 5,
+                        .adaptive = drawn,
+                        .cache_form = KvCacheForm::kHeads,
+                        .probabilistic_drafts = drawn},
+                       kBundledVocab, {2});
+  }
+  const TemporaryDirectory directory;
+  std::ifstream file(TinyV4Directory() / "config.json");
+  nlohmann::json config = nlohmann::json::parse(file);
+  config["o_groups"] = 4;
+  config.erase("quantization_config");
+  config.erase("expert_dtype");
+  std::ofstream(directory.path() / "config.json") << config;
+  TestEngineOptions four = module;
+  four.checkpoint = directory.path();
+  four.dummy_seed = 5;
+  ExpectEqualOnRanks(four, kBundledVocab, {4});
+}
+
+TEST_F(GpuRanksTest, RequestsAreDividedAmongRanks) {
+  const auto expect_equal = [](const TestEngineOptions& options,
+                               const std::vector<int32_t>& numbers = {2}) {
+    ExpectEqualOnRanks(options, kBundledVocab, numbers, /*divides_requests=*/true);
+  };
+  expect_equal({.drafter = DrafterKind::kChain}, {2, 4});
+  expect_equal({.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true});
+  expect_equal({.drafter = DrafterKind::kRepeated, .adaptive = true});
+  expect_equal({.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3});
+  const SmallStepModel step(kBundledVocab, 20, kGpuStepSizes);
+  expect_equal(
+      {.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads});
+  const SmallSparseModel sparse(kBundledVocab, kGpuV32Sizes);
+  expect_equal({.checkpoint = sparse.directory(),
+                .dummy_seed = 11,
+                .drafter = DrafterKind::kRepeated,
+                .cache_form = KvCacheForm::kHeads});
+  // Four ranks could not share its heads.
+  expect_equal({.checkpoint = TinyV4Directory(),
+                .drafter = DrafterKind::kRepeated,
+                .cache_form = KvCacheForm::kHeads},
+               {4});
+  expect_equal({.checkpoint = TinyDSparkDirectory(),
+                .drafter = DrafterKind::kBlock,
+                .cache_form = KvCacheForm::kHeads});
+}
+
 /// As `outrider` starts it, with the parts of all ranks in its table.
 TEST_F(GpuRanksTest, AnEngineLoadsAndAnswersOnRanks) {
-  const auto answer = [](int32_t ranks, LoadedEngine* loaded) {
+  const auto answer = [](int32_t ranks, LoadedEngine* loaded, bool divides_requests = false) {
     EngineOptions options = SmallEngineOptions(8);
     options.tensor_parallel_size = ranks;
+    options.data_parallel_attention = divides_requests;
     if (ranks > 1) options.rank_devices.assign(static_cast<size_t>(ranks), 0);
     *loaded = LoadEngine(options, [](int64_t done, int64_t total) { EXPECT_LE(done, total); });
     Generated result;
@@ -183,6 +244,8 @@ TEST_F(GpuRanksTest, AnEngineLoadsAndAnswersOnRanks) {
     EXPECT_LT(loaded.memory.ranks[1].weights,
               SumOf(alone.memory.weights) + SumOf(alone.memory.mtp_weights));
   }
+  LoadedEngine divided;
+  EXPECT_EQ(Difference(answer(2, &divided, /*divides_requests=*/true), expected), "");
 }
 
 TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {

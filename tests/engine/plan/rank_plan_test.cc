@@ -29,11 +29,9 @@ TEST(RankPlan, RanksShareHeadsOnAProcessor) {
   EXPECT_NE(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCpu, drafter), "");
 }
 
-TEST(RankPlan, SeveralGpusRunWhatTheyAreTestedWith) {
+TEST(RankPlan, SeveralGpusRunWhatOneRuns) {
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda), "");
-  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, TinyDSpark()),
-            "--tensor-parallel-size is 2, but several GPUs lack attention to compressed entries "
-            "(DeepSeek-V4): use 1, or --device cpu");
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, TinyDSpark()), "");
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2, .rank_devices = {0, 1}}, DeviceKind::kCuda), "");
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2, .rank_devices = {0, 0}}, DeviceKind::kCuda),
             "ranks that share a GPU need --kv-cache-memory-bytes");
@@ -57,8 +55,6 @@ TEST(RankPlan, SaysForWhatRequestsAreNotSharedYet) {
   model.config.layers.back().attention = KdaSpec();
   EXPECT_THAT(RefusalOf(options, DeviceKind::kCpu, model),
               HasSubstr("--data-parallel-attention does not have linear attention"));
-  EXPECT_THAT(RefusalBy([] { CheckDividesRequests(TinyV3().config, 2, DeviceKind::kCuda); }),
-              HasSubstr("--data-parallel-attention does not run on GPUs yet"));
 }
 
 TEST(RankPlan, EveryRankHasAThread) {
@@ -76,10 +72,13 @@ TEST(RankPlan, SaysThatThereAreSeveral) {
   decisions.clear();
   PlanRanks({.tensor_parallel_size = 2}, TinyV3(), DeviceKind::kCuda, decisions);
   EXPECT_THAT(DecisionOn("ranks", decisions), HasSubstr("2, GPUs of this process"));
-  EXPECT_THAT(DecisionOn("steps of ranks", decisions), HasSubstr("operation by operation"));
   PlanRanks({.tensor_parallel_size = 2, .data_parallel_attention = true}, TinyV3(),
             DeviceKind::kCpu, decisions);
   EXPECT_THAT(DecisionOn("attention", decisions), HasSubstr("of its own requests on every rank"));
+  decisions.clear();
+  PlanRanks({.tensor_parallel_size = 2, .data_parallel_attention = true}, TinyV3(),
+            DeviceKind::kCuda, decisions);
+  EXPECT_THAT(DecisionOn("steps of ranks", decisions), HasSubstr("operation by operation"));
 }
 
 TEST(ThreadPlan, OnlyATeamThatTakesAllProcessorsIsPinned) {

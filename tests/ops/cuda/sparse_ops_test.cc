@@ -411,7 +411,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
       }
     };
     if (form.recorded) {
-      const auto replayer = gpu_->MakeReplayer();
+      const auto replayer = gpu_->MakeReplayer(nullptr);
       const StepInputs* const all[] = {inputs.get()};
       // Launched twice where the first run made memory, recorded, repeated.
       for (int i = 0; i < 4; ++i) {
@@ -632,7 +632,7 @@ TEST_P(SparseOpsTest, NewInputsAreNotTakenForOldOnes) {
   const Context c = GpuContext();
   SparseCache cache(*gpu_, num_pages_, block_, GetParam().type);
   const auto step = MakeStep(c, LastRows(Phase::kDecode));
-  const auto replayer = gpu_->MakeReplayer();
+  const auto replayer = gpu_->MakeReplayer(nullptr);
   for (int i = 0; i < 4; ++i) {
     const auto inputs = gpu_->MakeStepInputs();
     step->AssignTo(*inputs, RowCount::kRounded);

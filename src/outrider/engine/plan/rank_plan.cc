@@ -12,16 +12,6 @@ namespace outrider {
 
 namespace {
 
-/// What of the network several GPUs do not run, though one does; "": nothing.
-std::string LackOfGpus(const ModelConfig& config) {
-  for (const LayerSpec& layer : config.layers) {
-    if (std::holds_alternative<CompressedSpec>(layer.attention)) {
-      return "attention to compressed entries (DeepSeek-V4)";
-    }
-  }
-  return "";
-}
-
 /// GPUs that have several ranks each get the caches of all of them.
 void CheckSharedGpus(const EngineOptions& options) {
   const std::set<int> different(options.rank_devices.begin(), options.rank_devices.end());
@@ -31,14 +21,11 @@ void CheckSharedGpus(const EngineOptions& options) {
 
 }  // namespace
 
-void CheckDividesRequests(const ModelConfig& config, int32_t ranks, DeviceKind device) {
+void CheckDividesRequests(const ModelConfig& config, int32_t ranks) {
   constexpr const char* kFlag = "--data-parallel-attention";
   if (ranks == 1) {
     throw InvalidArgument(
         "{} shares requests among ranks: it needs --tensor-parallel-size 2 or more", kFlag);
-  }
-  if (device != DeviceKind::kCpu) {
-    throw InvalidArgument("{} does not run on GPUs yet: use --device cpu", kFlag);
   }
   for (const LayerSpec& layer : config.layers) {
     if (std::holds_alternative<KdaSpec>(layer.attention)) {
@@ -52,17 +39,11 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
   constexpr const char* kFlag = "--tensor-parallel-size";
   const int32_t ranks = options.tensor_parallel_size;
   const bool divides_requests = options.data_parallel_attention;
-  if (divides_requests) CheckDividesRequests(model.config, ranks, device);
+  if (divides_requests) CheckDividesRequests(model.config, ranks);
   CheckRanks(model.config, ranks, kFlag, divides_requests);
   if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag, divides_requests);
   if (ranks == 1) return;
-  if (device != DeviceKind::kCpu) {
-    if (const std::string lack = LackOfGpus(model.config); !lack.empty()) {
-      throw InvalidArgument("{} is {}, but several GPUs lack {}: use 1, or --device cpu", kFlag,
-                            ranks, lack);
-    }
-    CheckSharedGpus(options);
-  }
+  if (device != DeviceKind::kCpu) CheckSharedGpus(options);
   if (options.num_threads > 0 && options.num_threads < ranks) {
     throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
                           options.num_threads, ranks, ranks);
@@ -76,10 +57,12 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
     decisions.push_back({"attention", "of its own requests on every rank",
                          "--data-parallel-attention: a rank has their KV cache and all heads"});
   }
-  if (!on_gpus) return;
-  decisions.push_back({"steps of ranks", "launched operation by operation",
-                       "steps of several GPUs are not recorded as graphs yet: the host's launches "
-                       "bound the speed of short steps"});
+  if (divides_requests && on_gpus) {
+    decisions.push_back(
+        {"steps of ranks", "launched operation by operation",
+         "--data-parallel-attention: every step divides its rows otherwise, so none "
+         "is recorded, and the host's launches bound the speed of short ones"});
+  }
 }
 
 ComputeThreads PlanThreads(const EngineOptions& options, const std::vector<int>& processors) {

@@ -18,7 +18,7 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
                Decisions& decisions);
 
 /// Throws Error if ranks cannot each have the cache of their own requests.
-void CheckDividesRequests(const ModelConfig& config, int32_t ranks, DeviceKind device);
+void CheckDividesRequests(const ModelConfig& config, int32_t ranks);
 
 /// Threads of a pool, the caller's included.
 struct ComputeThreads {

@@ -1,6 +1,6 @@
 #include "outrider/ops/cpu/cpu_step_inputs.h"
 
-#include <optional>
+#include "outrider/ops/own_part.h"
 
 namespace outrider::cpu {
 
@@ -17,38 +17,13 @@ void FillSpans(std::span<const RequestRows> requests, int32_t first_row, int32_t
 
 }  // namespace
 
-struct CpuStepInputs::Part {
-  Part(const BatchLayout& whole, const AttentionPlan& whole_plan)
-      : rows({whole.groups().begin(), whole.groups().end()}, whole_plan.cache_place()),
-        plan(whole_plan.OfOwnRows()) {}
-
-  void Assign(const BatchLayout& whole, RowCount count) {
-    rows.Assign(whole);
-    plan.Assign(rows.layout());
-    inputs.Assign(rows.layout(), plan, count);
-    in.clear();
-    out.clear();
-    for (size_t i = 0; i < rows.rows().size(); ++i) {
-      in.Add(rows.rows()[i], static_cast<int64_t>(i));
-      out.Add(static_cast<int64_t>(i), rows.rows()[i]);
-    }
-    own.emplace(inputs, in, out, rows.runs());
-  }
-
-  RowsOfRank rows;
-  AttentionPlan plan;
-  CpuStepInputs inputs;
-  RowCopies in;
-  RowCopies out;
-  std::optional<OwnRows> own;
-};
-
 CpuStepInputs::CpuStepInputs() = default;
 CpuStepInputs::~CpuStepInputs() = default;
 
-const OwnRows* CpuStepInputs::own() const { return part_ == nullptr ? nullptr : &*part_->own; }
+const OwnRows* CpuStepInputs::own() const { return part_ == nullptr ? nullptr : &part_->own(); }
 
-void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) {
+void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
+                           RowCount /*count*/) {
   AssignBounds(layout, plan);
   tokens_.Assign(layout.token_ids());
   positions_ = layout.positions();
@@ -67,8 +42,8 @@ void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
   uniform_length_ = kernel.lengths == QueryLengths::kRagged ? 0 : plan.query_length();
   pads_ = kernel.lengths == QueryLengths::kUniform && kernel.policy == UniformPolicy::kPad;
   if (plan.cache_place().ranks == 1) return;
-  if (part_ == nullptr) part_ = std::make_unique<Part>(layout, plan);
-  part_->Assign(layout, count);
+  if (part_ == nullptr) part_ = std::make_unique<OwnPart<CpuStepInputs>>(layout, plan);
+  part_->Assign(layout);
 }
 
 }  // namespace outrider::cpu

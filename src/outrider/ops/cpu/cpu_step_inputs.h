@@ -10,6 +10,11 @@
 #include "outrider/ops/host_tokens.h"
 #include "outrider/ops/step_inputs.h"
 
+namespace outrider {
+template <typename Inputs>
+class OwnPart;
+}
+
 namespace outrider::cpu {
 
 class CpuStepInputs : public StepInputs {
@@ -51,16 +56,13 @@ class CpuStepInputs : public StepInputs {
     std::vector<AttentionSpan> prompts;
     std::vector<AttentionSpan> left_over;
   };
-  /// The own rows of a step and what they are made of.
-  struct Part;
-
   const Group& of(int32_t group) const { return groups_.at(static_cast<size_t>(group)); }
 
   HostTokens tokens_;
   std::span<const int32_t> positions_;
   std::span<const RequestRows> requests_;
   std::vector<Group> groups_;
-  std::unique_ptr<Part> part_;  // null: attention of all rows runs here
+  std::unique_ptr<OwnPart<CpuStepInputs>> part_;  // null: attention of all rows runs here
   int32_t uniform_length_ = 0;
   bool pads_ = false;
 };

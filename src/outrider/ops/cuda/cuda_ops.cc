@@ -10,6 +10,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/kernels/cuda/matmul/matmul_shape.h"
+#include "outrider/kernels/cuda/mla_decode/mla_decode.h"
 #include "outrider/kernels/cuda/rows/norm_rows.h"
 #include "outrider/ops/cuda/cuda_block_sampler.h"
 #include "outrider/ops/cuda/cuda_replayer.h"
@@ -61,23 +62,23 @@ bool AreOne(const Product& a, const Product& b) {
 }
 
 /// The first thing that is asked of the device, so that one that will not do is refused in words.
-std::shared_ptr<CUstream_st> MakeStream(int device) {
+cudaStream_t MakeStream(int device) {
   CheckIsHopper(DescribeGpu(device));
   CheckCuda(cudaSetDevice(device), "the current device");
   cudaStream_t stream = nullptr;
   CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-  return {stream, cudaStreamDestroy};
+  return stream;
 }
 
 }  // namespace
 
-CudaOps::CudaOps(int device, int32_t ranks, const CudaOps* same_device)
+CudaOps::CudaOps(int device, int32_t head_ranks, int32_t sharers)
     : device_(device),
-      ranks_(ranks),
-      own_stream_(same_device == nullptr ? MakeStream(device) : same_device->own_stream_),
+      head_ranks_(head_ranks),
+      own_stream_(MakeStream(device), cudaStreamDestroy),
       stream_(own_stream_.get()),
       idle_(std::make_unique<IdleClock>(stream_)) {
-  OUTRIDER_CHECK(same_device == nullptr || same_device->device_ == device);
+  if (sharers > 1) ShareMlaBlocks(sharers);
 }
 
 CudaOps::~CudaOps() = default;
@@ -169,9 +170,8 @@ std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
   return std::make_unique<CudaStepInputs>(stream_, results_);
 }
 
-std::unique_ptr<Replayer> CudaOps::MakeReplayer() const {
-  // A rank's host meets the others' in every exchange, which a recorded step would not do.
-  return std::make_unique<CudaReplayer>(*this, /*records=*/ranks_ == 1);
+std::unique_ptr<Replayer> CudaOps::MakeReplayer(Communicator* ranks) const {
+  return std::make_unique<CudaReplayer>(*this, static_cast<DeviceCommunicator*>(ranks));
 }
 
 std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
@@ -277,6 +277,10 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
   copy.from_rows = Upload(context, copies.from(), stream_);
   copy.to_rows = Upload(context, copies.to(), stream_);
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "copying rows");
+}
+
+void CudaOps::ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const {
+  GatherRuns(context, x, runs);
 }
 
 void CudaOps::ToHost(const Context& context, Tensor x, std::span<float> to) const {

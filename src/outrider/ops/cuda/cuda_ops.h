@@ -43,7 +43,7 @@ namespace outrider::cuda {
 /// Runs on one device. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time, for which the device is the current one (UseOnThisThread). Calls launch work and return;
 /// those that give results to the host wait for them. Their context's operand type is bfloat16. Of
-/// several ranks contexts have PeerCommunicators. Throws Error for what CUDA says.
+/// several ranks contexts have DeviceCommunicators. Throws Error for what CUDA says.
 class CudaOps : public Ops,
                 public MlaOps,
                 public MoeOps,
@@ -56,11 +56,10 @@ class CudaOps : public Ops,
                 public BlockDraftOps {
  public:
   /// On device 0. Throws Error as CheckIsHopper (hopper_gpu.h).
-  CudaOps() : CudaOps(0, /*ranks=*/1, nullptr) {}
-  /// Of one of `ranks` ranks; where they are several, passes are launched one operation at a time.
-  /// same_device: another's on the device, or null. They share a stream: kernels whose blocks wait
-  /// for each other need the device for themselves.
-  CudaOps(int device, int32_t ranks, const CudaOps* same_device);
+  CudaOps() : CudaOps(0, /*head_ranks=*/1, /*sharers=*/1) {}
+  /// Of one of several ranks, of which head_ranks share the heads of attention, and `sharers` run
+  /// on the device at the same time.
+  CudaOps(int device, int32_t head_ranks, int32_t sharers);
   ~CudaOps() override;
   CudaOps(const CudaOps&) = delete;
   CudaOps& operator=(const CudaOps&) = delete;
@@ -124,7 +123,7 @@ class CudaOps : public Ops,
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
-  std::unique_ptr<Replayer> MakeReplayer() const override;
+  std::unique_ptr<Replayer> MakeReplayer(Communicator* ranks) const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
   std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override;
@@ -143,6 +142,7 @@ class CudaOps : public Ops,
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
+  void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const override;
 
   void ToHost(const Context& context, Tensor x, std::span<float> to) const override;
 
@@ -314,8 +314,8 @@ class CudaOps : public Ops,
                        const PromptGroup& prompts, const AttentionArgs& args, uint64_t batch) const;
 
   int device_;
-  int32_t ranks_;
-  std::shared_ptr<CUstream_st> own_stream_;
+  int32_t head_ranks_;
+  std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)> own_stream_;
   cudaStream_t stream_;  // that one
   std::unique_ptr<IdleClock> idle_;
   mutable std::function<void()> look_;

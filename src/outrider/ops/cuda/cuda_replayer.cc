@@ -17,9 +17,9 @@ constexpr size_t kMostGraphs = 512;
 void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inputs,
                        const std::function<void()>& run) {
   ops_.WorkBegins();
-  const bool recordable = records_ && std::ranges::all_of(inputs, [](const StepInputs* rows) {
-                            return rows->num_rows() == 0 || Cast(*rows).rounded();
-                          });
+  const bool recordable = std::ranges::all_of(inputs, [](const StepInputs* rows) {
+    return rows->num_rows() == 0 || Cast(*rows).rounded();
+  });
   if (!recordable) {
     ++counts_.launched;
     return run();
@@ -34,20 +34,40 @@ void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inp
     whole.Add(rows->num_rows());
   }
   Graph& graph = graphs_[{whole.numbers().begin(), whole.numbers().end()}];
-  if (graph.executable == nullptr) {
+  const Turn turn = TurnOf(graph);
+  if (turn == kLaunch) {
     ++counts_.launched;
-    if (!std::exchange(graph.seen, true)) return run();
+    graph.seen = true;
+    return Launch(run);
+  }
+  if (turn == kRecord) {
+    ++counts_.launched;
+    if (graph.executable != nullptr) cudaGraphExecDestroy(std::exchange(graph.executable, nullptr));
     graph.executable = Record(run);
   } else {
     ++counts_.repeated;
   }
   CheckCuda(cudaGraphLaunch(graph.executable, ops_.stream()), "a recorded step");
+  if (ranks_ != nullptr) ranks_->LeastOf(0);  // all have launched it
   // The work space holds a plan of these inputs now.
   ops_.ForgetPlan();
 }
 
+CudaReplayer::Turn CudaReplayer::TurnOf(const Graph& graph) const {
+  const Turn own = graph.executable != nullptr ? kRepeat : graph.seen ? kRecord : kLaunch;
+  return ranks_ == nullptr ? own : static_cast<Turn>(ranks_->LeastOf(own));
+}
+
+void CudaReplayer::Launch(const std::function<void()>& run) const {
+  if (ranks_ == nullptr) return run();
+  ranks_->BeginMeasuring();
+  run();
+  ranks_->EndMeasuring();
+}
+
 cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
   ops_.ForgetPlan();
+  if (ranks_ != nullptr) ranks_->BeginRecording();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   CheckCuda(cudaStreamBeginCapture(ops_.stream(), cudaStreamCaptureModeThreadLocal),
@@ -55,15 +75,23 @@ cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
   try {
     run();
   } catch (...) {
+    if (ranks_ != nullptr) ranks_->EndRecording();
     cudaStreamEndCapture(ops_.stream(), &graph);
     cudaGraphDestroy(graph);
     throw;
   }
+  if (ranks_ != nullptr) ranks_->EndRecording();
   CheckCuda(cudaStreamEndCapture(ops_.stream(), &graph), "recording a step");
   const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
   CheckCuda(error, "recording a step");
   OUTRIDER_CHECK(memory_version_ == ops_.memory_version(), "memory was made while recording");
+  if (ranks_ != nullptr) {
+    // No GPU waits for another's while a host makes memory for its own.
+    CheckCuda(cudaGraphUpload(executable, ops_.stream()), "recording a step");
+    ops_.Synchronize();
+    ranks_->LeastOf(0);
+  }
   return executable;
 }
 

@@ -1,5 +1,8 @@
 // The GPU's Replayer: runs as CUDA graphs. The first run with a key is launched as it is, so that
 // all memory is there; the second is recorded; later ones are one launch of the graph.
+//
+// Of several ranks all do the same: what the one does that has seen least of a run. In recorded
+// steps GPUs wait for each other, so the hosts go on when all have launched theirs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,14 +12,15 @@
 #include <vector>
 
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/device_communicator.h"
 #include "outrider/ops/replayer.h"
 
 namespace outrider::cuda {
 
 class CudaReplayer : public Replayer {
  public:
-  /// records: else every run is launched as it is.
-  CudaReplayer(const CudaOps& ops, bool records) : ops_(ops), records_(records) {}
+  /// ranks: the others that run the same, or null.
+  CudaReplayer(const CudaOps& ops, DeviceCommunicator* ranks) : ops_(ops), ranks_(ranks) {}
   ~CudaReplayer() override { Clear(); }
   CudaReplayer(const CudaReplayer&) = delete;
   CudaReplayer& operator=(const CudaReplayer&) = delete;
@@ -30,12 +34,18 @@ class CudaReplayer : public Replayer {
     bool seen = false;
     cudaGraphExec_t executable = nullptr;
   };
+  /// What is done with a run.
+  enum Turn : int32_t { kLaunch, kRecord, kRepeat };
+
+  /// The first that any rank needs.
+  Turn TurnOf(const Graph& graph) const;
+  void Launch(const std::function<void()>& run) const;
 
   cudaGraphExec_t Record(const std::function<void()>& run) const;
   void Clear();
 
   const CudaOps& ops_;
-  bool records_;
+  DeviceCommunicator* ranks_;
   int64_t memory_version_ = 0;  // CudaOps::memory_version, that the graphs were recorded with
   std::map<std::vector<uint64_t>, Graph> graphs_;
   ReplayCounts counts_;

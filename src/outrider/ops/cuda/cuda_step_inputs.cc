@@ -9,6 +9,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/prompt/prompt_attention.h"
 #include "outrider/kernels/cuda/rows/move_rows.h"
+#include "outrider/ops/own_part.h"
 #include "outrider/ops/prompt_groups.h"
 
 namespace outrider::cuda {
@@ -75,6 +76,9 @@ int32_t RoundedRows(int32_t rows) {
 
 CudaStepInputs::CudaStepInputs(cudaStream_t stream, const StepResults& kept)
     : stream_(stream), kept_(kept), number_(NextNumber()), arrays_(stream) {}
+CudaStepInputs::~CudaStepInputs() = default;
+
+const OwnRows* CudaStepInputs::own() const { return part_ == nullptr ? nullptr : &part_->own(); }
 
 void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan& plan,
                                  RowCount count, std::span<const int32_t> places) {
@@ -82,7 +86,9 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
   serial_ = NextNumber();
   layout_ = &layout;
   plan_ = &plan;
-  rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
+  // Where rows are divided among ranks, every step divides them otherwise.
+  const bool divides = plan.cache_place().ranks > 1;
+  rounded_ = count == RowCount::kRounded && !divides && layout.num_rows() > 0 &&
              layout.num_rows() <= kMostRoundedRows &&
              std::ranges::all_of(layout.requests(), IsGenerated) &&
              NumRows(Decodes()) == layout.num_rows();
@@ -98,6 +104,12 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
   }
   if (HasOnePath()) AddOnePathGroups();
   Copy();
+  if (!divides) return;
+  OUTRIDER_CHECK(places.empty());
+  if (part_ == nullptr) {
+    part_ = std::make_unique<OwnPart<CudaStepInputs>>(layout, plan, stream_, kept_);
+  }
+  part_->Assign(layout);
 }
 
 void CudaStepInputs::AddOnePathGroups() {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,11 @@
 #include "outrider/ops/host_tokens.h"
 #include "outrider/ops/replayer.h"
 #include "outrider/ops/step_inputs.h"
+
+namespace outrider {
+template <typename Inputs>
+class OwnPart;
+}
 
 namespace outrider::cuda {
 
@@ -69,6 +75,7 @@ class CudaStepInputs : public StepInputs {
  public:
   /// kept: numbers by place, of AssignMoved.
   CudaStepInputs(cudaStream_t stream, const StepResults& kept);
+  ~CudaStepInputs() override;
 
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
     AssignMoved(layout, plan, count, {});
@@ -76,6 +83,7 @@ class CudaStepInputs : public StepInputs {
   void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
                    std::span<const int32_t> places) override;
   void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override;
+  const OwnRows* own() const override;
 
   const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device
   const int32_t* positions() const { return positions_; }  // [rows] on the device
@@ -140,6 +148,7 @@ class CudaStepInputs : public StepInputs {
   bool rounded_ = false;
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
+  std::unique_ptr<OwnPart<CudaStepInputs>> part_;  // null: attention of all rows runs here
   HostTokens tokens_;
   std::vector<int32_t> moved_places_;  // of AssignMoved; empty: all rows lie where the layout says
   // Of the rows, then of the groups.

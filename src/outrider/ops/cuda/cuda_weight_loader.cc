@@ -78,7 +78,7 @@ bool IsApart(const std::vector<MlpParts>& shared, const std::vector<MlpParts>& e
 
 CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm& form,
                                    cudaStream_t stream)
-    : source_(source), place_(form.place), stream_(stream), memory_(std::make_unique<Memory>()) {
+    : source_(source), form_(form), stream_(stream), memory_(std::make_unique<Memory>()) {
   if (form.compute_dtype != DType::kBF16) {
     throw InvalidArgument("the GPU computes in bfloat16, not in {}: --dtype bfloat16 runs there",
                           DTypeName(form.compute_dtype));
@@ -110,7 +110,7 @@ std::vector<MlpParts> CudaWeightLoader::OwnMlps(const std::vector<MlpParts>& who
 }
 
 MatrixForm CudaWeightLoader::FormOf(WeightFormat format, int64_t rows, int64_t cols) const {
-  if (place_.ranks == 1) return {.format = format};
+  if (form_.place.ranks == 1) return {.format = format};
   const PackedWeight whole = {
       .format = format, .n = static_cast<int>(rows), .k = static_cast<int>(cols)};
   return {.format = format, .segments = SegmentsOf(whole).count};
@@ -144,7 +144,8 @@ void CudaWeightLoader::AddMatrixSize(WeightFormat format, int64_t rows, int64_t 
 }
 
 void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                               int64_t cols, const WeightCut& cut) {
+                               int64_t cols, const WeightCut& declared) {
+  const WeightCut cut = OwnCut(declared);
   OUTRIDER_CHECK(names.size() == 1 || cut.rows != Cut::kRows);
   PackedWeight* packed = &memory_->matrices.emplace_back();
   const auto count = static_cast<int64_t>(names.size());
@@ -162,7 +163,7 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
       std::move(tensors),
       [this, wholes, parts, own_rows, cols](WeightSizes& sizes) {
         const WeightFormat format = FormatOf(source_, wholes);
-        if (place_.ranks > 1) CheckCut(source_, parts, format);
+        if (form_.place.ranks > 1) CheckCut(source_, parts, format);
         AddMatrixSize(format, own_rows, cols, 1, sizes);
       },
       [this, packed, wholes, parts, whole_rows = count * rows, cols](TensorUpload& upload) {
@@ -179,14 +180,14 @@ void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, in
   const TensorPart whole_b = TensorPart::Whole(b.name, b.rows, cols);
   const TensorPart own_a = OwnPart(whole_a, a.cut.rows);
   const TensorPart own_b = OwnPart(whole_b, b.cut.rows);
-  *a.out = {own_a.rows, cols, first, a.cut};
-  *b.out = {own_b.rows, cols, second, b.cut};
+  *a.out = {own_a.rows, cols, first, OwnCut(a.cut)};
+  *b.out = {own_b.rows, cols, second, OwnCut(b.cut)};
   Declare(
       {whole_a.Expected(), whole_b.Expected()},
       [this, whole_a, whole_b, own_a, own_b](WeightSizes& sizes) {
         for (const auto& [whole, own] : {std::pair(whole_a, own_a), std::pair(whole_b, own_b)}) {
           const WeightFormat format = FormatOf(source_, {whole});
-          if (place_.ranks > 1) CheckCut(source_, {own}, format);
+          if (form_.place.ranks > 1) CheckCut(source_, {own}, format);
           AddMatrixSize(format, own.rows, own.cols, 1, sizes);
         }
       },
@@ -214,7 +215,7 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
 void CudaWeightLoader::AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const {
   const MlpFormats formats = outrider::cuda::FormatsOf(source_, mlps);
   const MlpParts first = OwnMlp(mlps[0]);
-  if (place_.ranks > 1) {
+  if (form_.place.ranks > 1) {
     for (const MlpParts& mlp : OwnMlps(mlps)) {
       CheckCut(source_, {mlp.gate}, formats.gate_up);
       CheckCut(source_, {mlp.down}, formats.down);
@@ -238,7 +239,7 @@ void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& name
       [this, packed_gate_up, packed_down, mlp](TensorUpload& upload) {
         upload.Mlps(OwnMlps(mlp), FormsOf(mlp), packed_gate_up, packed_down);
       });
-  pieces_.back().part = 1.0 / place_.ranks;
+  pieces_.back().part = 1.0 / form_.place.ranks;
 }
 
 void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
@@ -275,7 +276,7 @@ void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
                       &packed->shared_down);
         }
       });
-  pieces_.back().part = 1.0 / place_.ranks;
+  pieces_.back().part = 1.0 / form_.place.ranks;
 }
 
 void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& whole) {
@@ -309,7 +310,7 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
         packed->key_up_t = split.key_up_t;
         packed->value_up = split.value_up;
       });
-  pieces_.back().part = 1.0 / place_.ranks;
+  pieces_.back().part = 1.0 / form_.head_ranks();
 }
 
 void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_t size,

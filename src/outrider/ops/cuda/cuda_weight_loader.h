@@ -31,7 +31,7 @@ class CudaWeightLoader : public WeightLoader {
   CudaWeightLoader(const WeightSource& source, const WeightForm& form, cudaStream_t stream);
 
   const WeightSource& source() const override { return source_; }
-  int32_t ranks() const override { return place_.ranks; }
+  int32_t ranks() const override { return form_.head_ranks(); }
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
@@ -86,7 +86,16 @@ class CudaWeightLoader : public WeightLoader {
                      float added);
 
   /// The rank's part of so many rows or columns.
-  Share OwnShare(Cut cut, int64_t size) const { return ShareOf(cut, size, place_); }
+  Share OwnShare(Cut cut, int64_t size) const {
+    return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
+                   form_.place);
+  }
+  /// What is cut of a matrix that is declared with `cut`: nothing of one that gives or reads heads
+  /// where every rank has all of them.
+  WeightCut OwnCut(const WeightCut& cut) const {
+    const bool of_heads = cut.rows == Cut::kHeads || cut.input == Cut::kHeads;
+    return of_heads && form_.whole_attention ? WeightCut() : cut;
+  }
   /// The rank's rows of a part of a tensor, and of the matrices of an MLP.
   TensorPart OwnPart(TensorPart whole, Cut cut) const;
   MlpParts OwnMlp(const MlpParts& whole) const;
@@ -98,7 +107,7 @@ class CudaWeightLoader : public WeightLoader {
   MatrixForm SideBySideForm(const TensorPart& a, const TensorPart& b, const TensorPart& part) const;
 
   const WeightSource& source_;
-  RankPlace place_;
+  WeightForm form_;
   cudaStream_t stream_;
   std::vector<Piece> pieces_;
   std::unique_ptr<Memory> memory_;

@@ -219,7 +219,7 @@ CudaOps::Prepared& CudaOps::Prepare(const MlaShape& s, int64_t query_stride) con
   if (prepared.attention || prepared.coming.valid()) return prepared;
   // Values lie beside the keys' own parts, as the product leaves them.
   const PromptAttentionShape shape = {.heads = s.heads,
-                                      .model_heads = s.heads * ranks_,
+                                      .model_heads = s.heads * head_ranks_,
                                       .key_width = s.nope + s.rope,
                                       .value_width = s.value,
                                       .q_row_stride = query_stride,

@@ -11,26 +11,9 @@ namespace outrider::cuda {
 
 namespace {
 
-constexpr int64_t kAlignment = 16;
 constexpr size_t kLeastPostBytes = size_t{1} << 20;
-
-/// Bytes from one stored row to the next.
-int64_t PostStride(const GatheredRows& g, size_t rank) {
-  return (g.columns[rank].count + kAlignment - 1) / kAlignment * kAlignment;
-}
-int64_t PostBytes(const GatheredRows& g, size_t rank) { return g.all.rows * PostStride(g, rank); }
-
-void Append(std::vector<ColumnCopy>& copies, MatrixView<const std::byte> from,
-            MatrixView<std::byte> to) {
-  OUTRIDER_CHECK(from.rows == to.rows && from.cols == to.cols);
-  if (from.rows == 0 || from.cols == 0) return;
-  copies.push_back({.from = from.data,
-                    .to = to.data,
-                    .from_stride = from.stride,
-                    .to_stride = to.stride,
-                    .width = from.cols,
-                    .rows = from.rows});
-}
+constexpr size_t kCountersBytes = (sizeof(ExchangeCounters) + 15) / 16 * 16;
+static_assert(kMostExchangeRanks == kMostRanks);
 
 }  // namespace
 
@@ -41,15 +24,51 @@ struct PeerCommunicator::Group {
     std::array<DeviceMemory, 2> memory;
     std::array<DeviceEvent, 2> stored;
   };
-  std::vector<std::unique_ptr<Post>> posts;  // by rank
+  /// What one rank stores in recorded gathers. Steps that were recorded with one refer to it, so
+  /// it stays when a larger one is made.
+  struct RecordedPost {
+    size_t room = 0;      // bytes, a multiple of 16
+    DeviceMemory memory;  // ExchangeCounters, then twice `room`
+
+    ExchangeCounters* counters() const { return memory.As<ExchangeCounters>(); }
+    std::byte* first() const { return memory.As<std::byte>() + kCountersBytes; }
+  };
+
+  std::vector<std::unique_ptr<Communicator>> hosts;  // by rank
+  double seconds = 0;                                // that a GPU waits for another
+  std::vector<std::unique_ptr<Post>> posts;          // by rank
+  // By rank; as many of all ranks once they have met. The last ones are in use.
+  std::array<std::vector<std::unique_ptr<RecordedPost>>, kMostRanks> recorded;
+  PinnedMemory state_memory{sizeof(ExchangeState)};
+
+  ExchangeState* state() const { return reinterpret_cast<ExchangeState*>(state_memory.data()); }
+  /// What a kernel or a host has written.
+  static uint32_t Look(const uint32_t& number) {
+    return *static_cast<const volatile uint32_t*>(&number);
+  }
 };
 
-PeerCommunicator::PeerCommunicator(std::shared_ptr<Group> group, std::unique_ptr<Communicator> host,
-                                   const CudaOps& ops)
-    : group_(std::move(group)), host_(std::move(host)), ops_(ops) {}
+PeerCommunicator::PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops)
+    : DeviceCommunicator(*group->hosts[static_cast<size_t>(rank)]),
+      group_(std::move(group)),
+      ops_(ops) {}
 
 PeerCommunicator::~PeerCommunicator() {
   cudaStreamSynchronize(ops_.stream());  // it may still read what the others have stored
+}
+
+void PeerCommunicator::End(const std::string& reason) {
+  DeviceCommunicator::End(reason);
+  // Kernels that wait for this rank go on.
+  *static_cast<volatile uint32_t*>(&group_->state()->ended) = 1;
+}
+
+void PeerCommunicator::ThrowIfEnded() {
+  const uint32_t late = Group::Look(group_->state()->late);
+  if (late > 0) {
+    group_->hosts[late - 1]->End(fmt::format("its GPU has not answered for {} s", group_->seconds));
+  }
+  DeviceCommunicator::ThrowIfEnded();
 }
 
 std::byte* PeerCommunicator::OwnPost(size_t bytes) {
@@ -78,66 +97,79 @@ void PeerCommunicator::Exchange(std::byte* own, std::span<std::byte*> posted) {
   }
   const MatrixView<std::byte> all(reinterpret_cast<std::byte*>(posted.data()), 1,
                                   static_cast<int64_t>(posted.size_bytes()));
-  host_->Gather(std::array{GatheredRows{all.Columns(columns[rank].first, kBytes), all, columns}});
+  ThrowIfEnded();
+  Gather(std::array{GatheredRows{all.Columns(columns[rank].first, kBytes), all, columns}});
   for (size_t i = 0; i < posted.size(); ++i) {
     if (i != rank) group_->posts[i]->stored[turn].Hold(ops_.stream());
   }
 }
 
 void PeerCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
-  OUTRIDER_CHECK(rows.size() <= 2);
-  const RankPlace place = this->place();
-  const auto rank = static_cast<size_t>(place.rank);
+  if (records()) return RecordGather(rows);
   ++call_;
-  size_t bytes = 0;
-  for (const GatheredRows& g : rows) bytes += static_cast<size_t>(PostBytes(g, rank));
-  std::byte* const own = OwnPost(bytes);
-  const auto part = [](const GatheredRows& g, size_t of, std::byte* data) {
-    return MatrixView<std::byte>(data, g.all.rows, g.columns[of].count, PostStride(g, of));
-  };
+  Measure(rows);
+  std::byte* const own = OwnPost(BytesOf(rows, static_cast<size_t>(place().rank)));
   copies_.clear();
-  std::byte* next = own;
-  for (const GatheredRows& g : rows) {
-    Append(copies_, g.mine, part(g, rank, next));
-    next += PostBytes(g, rank);
-  }
+  ListStores(rows, own, copies_);
   CheckCuda(CopyColumns(copies_, ops_.stream()), "storing rows for other ranks");
 
   std::array<std::byte*, kMostRanks> posted = {};
-  Exchange(own, std::span(posted).first(static_cast<size_t>(place.ranks)));
+  const auto used = std::span(posted).first(static_cast<size_t>(place().ranks));
+  Exchange(own, used);
   copies_.clear();
-  for (size_t from = 0; from < static_cast<size_t>(place.ranks); ++from) {
-    next = posted[from];
-    for (const GatheredRows& g : rows) {
-      const Share columns = g.columns[from];
-      const MatrixView<std::byte> stored = part(g, from, next);
-      next += PostBytes(g, from);
-      if (g.all.data == nullptr) continue;
-      const MatrixView<std::byte> to = g.all.Columns(columns.first, columns.count);
-      if (from != rank) {
-        Append(copies_, stored, to);
-      } else if (to.data != g.mine.data) {
-        Append(copies_, g.mine, to);
-      }
-    }
-  }
+  ListReads(rows, used, copies_, copies_);
   CheckCuda(CopyColumns(copies_, ops_.stream()), "reading rows of other ranks");
 }
 
-void CheckArePeers(std::span<const int> devices) {
+void PeerCommunicator::RecordGather(std::span<const GatheredRows> rows) {
+  const RankPlace place = this->place();
+  ExchangeParams params;
+  params.rank = place.rank;
+  params.ranks = place.ranks;
+  std::array<std::byte*, kMostRanks> posted = {};
+  const auto used = std::span(posted).first(static_cast<size_t>(place.ranks));
+  for (size_t r = 0; r < used.size(); ++r) {
+    const Group::RecordedPost& post = *group_->recorded[r].back();
+    OUTRIDER_CHECK(BytesOf(rows, r) <= post.room, "a gather was not measured");
+    params.counters[r] = post.counters();
+    posted[r] = post.first();
+    params.turn_bytes = static_cast<int64_t>(post.room);
+  }
+  params.state = group_->state();
+  params.patience_ns = static_cast<uint64_t>(group_->seconds * 1e9);
+  std::vector<ColumnCopy> stores;
+  ListStores(rows, posted[static_cast<size_t>(place.rank)], stores);
+  copies_.clear();
+  own_copies_.clear();
+  ListReads(rows, used, own_copies_, copies_);
+  params.stores = stores;
+  params.own = own_copies_;
+  params.loads = copies_;
+  CheckCuda(ExchangeRows(params, ops_.stream()), "exchanging rows with other ranks");
+}
+
+void PeerCommunicator::ReserveRecorded(size_t bytes) {
+  auto& own = group_->recorded[static_cast<size_t>(place().rank)];
+  if (!own.empty() && own.back()->room >= bytes) return;
+  auto post = std::make_unique<Group::RecordedPost>();
+  post->room = std::max(2 * bytes, kLeastPostBytes);
+  post->memory = DeviceMemory(kCountersBytes + 2 * post->room, "rows for other ranks");
+  CheckCuda(cudaMemsetAsync(post->memory.data(), 0, kCountersBytes, ops_.stream()), "counters");
+  ops_.Synchronize();
+  own.push_back(std::move(post));
+  LeastOf(0);  // the others' are there
+}
+
+std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices) {
   for (const int a : devices) {
     for (const int b : devices) {
       if (a == b) continue;
       int reaches = 0;
       CheckCuda(cudaDeviceCanAccessPeer(&reaches, a, b), "whether GPUs reach each other's memory");
-      if (reaches != 0) continue;
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("GPU {} cannot read the memory of GPU {}: --tensor-parallel-size "
-                              "needs GPUs of one host with peer access (NVLink, or PCIe where the "
-                              "driver allows it); choose others with CUDA_VISIBLE_DEVICES",
-                              a, b));
+      if (reaches == 0) return std::pair(a, b);
     }
   }
+  return std::nullopt;
 }
 
 std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
@@ -145,14 +177,15 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
   OUTRIDER_CHECK(ranks.size() <= kMostRanks);
   std::vector<int> devices;
   for (const CudaOps* ops : ranks) devices.push_back(ops->device());
-  CheckArePeers(devices);
   const auto group = std::make_shared<PeerCommunicator::Group>();
+  *group->state() = {};
+  group->seconds = seconds;
+  group->hosts = MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds);
   std::vector<std::unique_ptr<Communicator>> result;
-  for (auto& host : MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds)) {
-    const CudaOps& ops = *ranks[result.size()];
-    ops.UseOnThisThread();
+  for (const CudaOps* ops : ranks) {
+    ops->UseOnThisThread();
     for (const int device : devices) {
-      if (device == ops.device()) continue;
+      if (device == ops->device()) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
         cudaGetLastError();  // it is as it should be
@@ -161,7 +194,8 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
       }
     }
     group->posts.push_back(std::make_unique<PeerCommunicator::Group::Post>());
-    result.push_back(std::make_unique<PeerCommunicator>(group, std::move(host), ops));
+    result.push_back(
+        std::make_unique<PeerCommunicator>(group, static_cast<int32_t>(result.size()), *ops));
   }
   ranks.front()->UseOnThisThread();
   return result;

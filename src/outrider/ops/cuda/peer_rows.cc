@@ -1,10 +1,12 @@
 #include "outrider/ops/cuda/peer_rows.h"
 
 #include <array>
+#include <utility>
 
 #include "outrider/checkpoint/rank_config.h"
+#include "outrider/ops/cuda/device_communicator.h"
 #include "outrider/ops/cuda/device_rows.h"
-#include "outrider/ops/cuda/peer_communicator.h"
+#include "outrider/ops/ops.h"
 
 namespace outrider::cuda {
 
@@ -35,13 +37,56 @@ void Gather(const Context& context, std::span<const SharedTensor> rows) {
                    std::span(columns[i]).first(static_cast<size_t>(place.ranks))};
   }
   // Contexts of CudaOps that share a model have these.
-  static_cast<PeerCommunicator&>(*context.ranks)
+  static_cast<DeviceCommunicator&>(*context.ranks)
       .GatherOnDevice(std::span(gathered).first(rows.size()));
 }
 
 void GatherInPlace(const Context& context, Tensor all, Cut cut) {
   const Share own = OwnShare(context, cut, all.cols);
   Gather(context, std::array{SharedTensor{all.Columns(own.first, own.count), all, cut}});
+}
+
+// Rows are packed by rank first, in their order.
+void GatherRuns(const Context& context, Tensor x, std::span<const RankRun> runs) {
+  const RankPlace place = context.place();
+  OUTRIDER_CHECK(place.ranks > 1 && place.ranks <= kMostRanks);
+  std::array<Share, kMostRanks> packed_rows = {};  // by rank
+  for (const RankRun& run : runs) packed_rows[static_cast<size_t>(run.rank)].count += run.count;
+  for (size_t rank = 1; rank < packed_rows.size(); ++rank) {
+    packed_rows[rank].first = packed_rows[rank - 1].end();
+  }
+  const int64_t rows = packed_rows.back().end();
+  if (rows == 0) return;
+  RowCopies pack;
+  RowCopies unpack;
+  std::array<int64_t, kMostRanks> next;
+  for (size_t rank = 0; rank < next.size(); ++rank) next[rank] = packed_rows[rank].first;
+  for (const RankRun& run : runs) {
+    for (int32_t row = run.first; row < run.first + run.count; ++row) {
+      const int64_t at = next[static_cast<size_t>(run.rank)]++;
+      if (run.rank == place.rank) {
+        pack.Add(row, at);
+      } else {
+        unpack.Add(at, row);
+      }
+    }
+  }
+  const Scratch::Frame frame(context.arena);
+  const Tensor packed = TakeRows(context, x.dtype, rows, x.cols);
+  context.ops.CopyRows(context, x, packed, pack);
+  const MatrixView<std::byte> bytes = AsBytes(packed);
+  const auto ranks = static_cast<size_t>(place.ranks);
+  std::array<std::array<Share, kMostRanks>, kMostRanks> columns = {};
+  std::array<GatheredRows, kMostRanks> gathered;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    // All columns of a rank's rows are that rank's.
+    columns[rank][rank].count = bytes.cols;
+    const MatrixView<std::byte> all = bytes.Rows(packed_rows[rank].first, packed_rows[rank].count);
+    gathered[rank] = {all.Columns(0, std::cmp_equal(rank, place.rank) ? all.cols : 0), all,
+                      std::span(columns[rank]).first(ranks)};
+  }
+  static_cast<DeviceCommunicator&>(*context.ranks).GatherOnDevice(std::span(gathered).first(ranks));
+  context.ops.CopyRows(context, packed, x, unpack);
 }
 
 Tensor Gathered(const Context& context, Tensor mine, Cut cut, int64_t cols) {

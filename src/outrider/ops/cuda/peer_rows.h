@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "outrider/batch/rows_of_rank.h"
 #include "outrider/ops/context.h"
 #include "outrider/parallel/share.h"
 
@@ -28,6 +29,9 @@ void Gather(const Context& context, std::span<const SharedTensor> rows);
 
 /// Gathers rows that have this rank's columns at their place.
 void GatherInPlace(const Context& context, Tensor all, Cut cut);
+
+/// Every row of `x` in `runs` becomes that of the rank that has it, on all ranks, in one exchange.
+void GatherRuns(const Context& context, Tensor x, std::span<const RankRun> runs);
 
 /// Rows [mine.rows, cols] in the arena with the columns of all ranks; `mine` with one rank.
 Tensor Gathered(const Context& context, Tensor mine, Cut cut, int64_t cols);

@@ -120,6 +120,8 @@ MlaSplits DefaultMlaSplits(int heads) {
   return {512, 4096, 8192};
 }
 
+void ShareMlaBlocks(int streams) { mla_sharers.store(std::max(streams, mla_sharers.load())); }
+
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {
   return CarveMlaWorkspace(limits, nullptr).bytes;
 }

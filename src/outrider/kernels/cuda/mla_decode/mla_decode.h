@@ -41,6 +41,11 @@ struct MlaSplits {
 /// The splits for a head count.
 MlaSplits DefaultMlaSplits(int heads);
 
+/// From now on so many streams may run attention on a GPU at the same time: each takes its part of
+/// the multiprocessors, as blocks of one kernel wait for each other's results. For ranks that share
+/// a GPU, which only tests do. Results do not depend on it.
+void ShareMlaBlocks(int streams);
+
 /// What buffers must be able to hold; fixed for the life of captured graphs.
 struct MlaDecodeLimits {
   int max_tokens;    // query tokens of one step, all requests together

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 
 #include "outrider/kernels/cuda/hopper/tensor_map.h"
 #include "outrider/kernels/cuda/mla_decode/mla_decode_layout.cuh"
@@ -44,6 +45,8 @@ inline MlaWorkspace CarveMlaWorkspace(const MlaDecodeLimits& limits, void* memor
   return workspace;
 }
 
+inline std::atomic<int> mla_sharers = 1;  // see ShareMlaBlocks
+
 inline int MlaBlocks() {
   static const int blocks = [] {
     int device = 0;
@@ -52,7 +55,7 @@ inline int MlaBlocks() {
     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return std::min(count, kMlaMaxBlocks);
   }();
-  return blocks;
+  return std::max(blocks / mla_sharers.load(std::memory_order_relaxed), 1);
 }
 
 /// Queries [rows, 576] as {64 columns, rows, 9 column groups, 1}: a box of 8 rows begins at any

@@ -1,0 +1,111 @@
+#include "outrider/ops/cuda/device_communicator.h"
+
+#include <algorithm>
+#include <array>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/rank_config.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+constexpr int64_t kPostAlignment = 16;
+
+/// Bytes from one stored row to the next.
+int64_t PostStride(const GatheredRows& g, size_t rank) {
+  return (g.columns[rank].count + kPostAlignment - 1) / kPostAlignment * kPostAlignment;
+}
+int64_t PostBytes(const GatheredRows& g, size_t rank) { return g.all.rows * PostStride(g, rank); }
+
+/// The part of rank `of`, where it has stored it.
+MatrixView<std::byte> PostedPart(const GatheredRows& g, size_t of, std::byte* data) {
+  return {data, g.all.rows, g.columns[of].count, PostStride(g, of)};
+}
+
+void Append(std::vector<ColumnCopy>& copies, MatrixView<const std::byte> from,
+            MatrixView<std::byte> to) {
+  OUTRIDER_CHECK(from.rows == to.rows && from.cols == to.cols);
+  if (from.rows == 0 || from.cols == 0) return;
+  copies.push_back({.from = from.data,
+                    .to = to.data,
+                    .from_stride = from.stride,
+                    .to_stride = to.stride,
+                    .width = from.cols,
+                    .rows = from.rows});
+}
+
+}  // namespace
+
+int32_t DeviceCommunicator::LeastOf(int32_t number) {
+  const RankPlace place = this->place();
+  constexpr int64_t kBytes = sizeof(int32_t);
+  std::array<int32_t, kMostRanks> numbers = {};
+  std::array<Share, kMostRanks> columns;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    columns[i] = {static_cast<int64_t>(i) * kBytes, kBytes};
+  }
+  const auto ranks = static_cast<size_t>(place.ranks);
+  numbers[static_cast<size_t>(place.rank)] = number;
+  const MatrixView<std::byte> all(reinterpret_cast<std::byte*>(numbers.data()), 1,
+                                  static_cast<int64_t>(ranks) * kBytes);
+  ThrowIfEnded();
+  Gather(std::array{GatheredRows{all.Columns(place.rank * kBytes, kBytes), all,
+                                 std::span(columns).first(ranks)}});
+  return *std::min_element(numbers.begin(), numbers.begin() + place.ranks);
+}
+
+void DeviceCommunicator::BeginRecording() {
+  ReserveRecorded(measured_);
+  records_ = true;
+}
+
+void DeviceCommunicator::Measure(std::span<const GatheredRows> rows) {
+  if (measures_) measured_ = std::max(measured_, MostBytes(rows));
+}
+
+size_t DeviceCommunicator::BytesOf(std::span<const GatheredRows> rows, size_t rank) {
+  size_t bytes = 0;
+  for (const GatheredRows& g : rows) bytes += static_cast<size_t>(PostBytes(g, rank));
+  return bytes;
+}
+
+size_t DeviceCommunicator::MostBytes(std::span<const GatheredRows> rows) const {
+  size_t most = 0;
+  for (size_t rank = 0; rank < static_cast<size_t>(place().ranks); ++rank) {
+    most = std::max(most, BytesOf(rows, rank));
+  }
+  return most;
+}
+
+void DeviceCommunicator::ListStores(std::span<const GatheredRows> rows, std::byte* post,
+                                    std::vector<ColumnCopy>& copies) const {
+  const auto rank = static_cast<size_t>(place().rank);
+  for (const GatheredRows& g : rows) {
+    Append(copies, g.mine, PostedPart(g, rank, post));
+    post += PostBytes(g, rank);
+  }
+}
+
+void DeviceCommunicator::ListReads(std::span<const GatheredRows> rows,
+                                   std::span<std::byte* const> posted, std::vector<ColumnCopy>& own,
+                                   std::vector<ColumnCopy>& others) const {
+  const auto rank = static_cast<size_t>(place().rank);
+  for (size_t from = 0; from < posted.size(); ++from) {
+    std::byte* next = posted[from];
+    for (const GatheredRows& g : rows) {
+      const MatrixView<std::byte> stored = PostedPart(g, from, next);
+      next += PostBytes(g, from);
+      if (g.all.data == nullptr) continue;
+      const Share columns = g.columns[from];
+      const MatrixView<std::byte> to = g.all.Columns(columns.first, columns.count);
+      if (from != rank) {
+        Append(others, stored, to);
+      } else if (to.data != g.mine.data) {
+        Append(own, g.mine, to);
+      }
+    }
+  }
+}
+
+}  // namespace outrider::cuda

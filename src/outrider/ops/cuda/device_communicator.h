@@ -1,0 +1,77 @@
+// What GPUs that share a model exchange, whatever carries it: the base of PeerCommunicator (over
+// the GPUs' own memory) and NcclCommunicator. Bytes of the host go among the ranks' threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "outrider/kernels/cuda/rows/copy_columns.h"
+#include "outrider/parallel/communicator.h"
+
+namespace outrider::cuda {
+
+/// Calls of Communicator move bytes of the host; GatherOnDevice those of the GPUs. They follow one
+/// another on every rank in one order.
+class DeviceCommunicator : public Communicator {
+ public:
+  RankPlace place() const override { return host_.place(); }
+  void Store(std::span<const GatheredRows> rows) override { host_.Store(rows); }
+  void Collect(std::span<const GatheredRows> rows) override { host_.Collect(rows); }
+  void Broadcast(int32_t root, std::span<std::byte> bytes) override {
+    host_.Broadcast(root, bytes);
+  }
+  void End(const std::string& reason) override { host_.End(reason); }
+  void ThrowIfEnded() override { host_.ThrowIfEnded(); }
+
+  /// Gather of rows in device memory, in the ranks' streams: what was launched before it has
+  /// written `mine`, what is launched after it reads `all`. At most kMostRanks rows of parts; two
+  /// where they are recorded.
+  virtual void GatherOnDevice(std::span<const GatheredRows> rows) = 0;
+
+  /// The least of the ranks' numbers.
+  int32_t LeastOf(int32_t number);
+
+  // Recorded steps.
+
+  /// Gathers until EndMeasuring are those of a step that may be recorded.
+  void BeginMeasuring() { measures_ = true; }
+  void EndMeasuring() { measures_ = false; }
+  /// Makes room for what gathers were measured to need; until EndRecording gathers are recorded, in
+  /// streams that are being captured.
+  void BeginRecording();
+  void EndRecording() { records_ = false; }
+
+ protected:
+  /// host: among the same ranks; it must outlive this.
+  explicit DeviceCommunicator(Communicator& host) : host_(host) {}
+
+  /// All ranks ask for the same number of bytes of one rank's parts, at a time when they can meet.
+  virtual void ReserveRecorded(size_t bytes) = 0;
+  bool records() const { return records_; }
+  /// Of a gather that is not recorded.
+  void Measure(std::span<const GatheredRows> rows);
+
+  // How a rank stores its parts: one row after another, each at a multiple of 16 bytes.
+
+  /// Of all parts that a rank stores; of the rank that stores most.
+  static size_t BytesOf(std::span<const GatheredRows> rows, size_t rank);
+  size_t MostBytes(std::span<const GatheredRows> rows) const;
+  /// Adds copies of this rank's parts to `post`.
+  void ListStores(std::span<const GatheredRows> rows, std::byte* post,
+                  std::vector<ColumnCopy>& copies) const;
+  /// Adds copies from where the ranks have stored their parts, of `posted` by rank, to where this
+  /// rank wants them; of its own part to `own`.
+  void ListReads(std::span<const GatheredRows> rows, std::span<std::byte* const> posted,
+                 std::vector<ColumnCopy>& own, std::vector<ColumnCopy>& others) const;
+
+ private:
+  Communicator& host_;
+  bool measures_ = false;
+  bool records_ = false;
+  size_t measured_ = 0;  // MostBytes of the largest gather
+};
+
+}  // namespace outrider::cuda
