@@ -6,14 +6,15 @@
 //   network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case
 //   REQUESTS,ROWS,CONTEXT]...
 //                      [--prompts REQUESTS,LENGTH]...
-//                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...
+//                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
 // number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
-// experts those that rows have if they choose evenly, and the cache. --prompts: prompts of one
+// experts those that rows have if they choose evenly, the cache, and running states with the rows
+// since then. --prompts: prompts of one
 // length, in steps of 16384 rows; for networks with an indexer with the arithmetic that they need,
 // by time.
 #include <algorithm>
@@ -121,6 +122,21 @@ constexpr const char* kV4Flash16 = R"({
   "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                           "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}})";
 
+/// Ling-3.0-tiny.
+constexpr const char* kLing30Tiny = R"({
+  "architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bailing_hybrid",
+  "vocab_size": 157184, "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 24,
+  "layer_group_size": 4, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128,
+  "short_conv_kernel_size": 4, "no_kda_lora": true, "kda_safe_gate": true, "kda_lower_bound": -5,
+  "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "v_head_dim": 128, "rope_theta": 6000000, "rope_interleave": true, "partial_rotary_factor": 0.5,
+  "gated_attention_proj_granularity_type": "head_wise", "first_k_dense_replace": 1,
+  "moe_intermediate_size": 512, "num_experts": 128, "num_experts_per_tok": 8, "n_group": 8,
+  "topk_group": 4, "num_shared_experts": 1, "score_function": "sigmoid", "router_dtype": "fp32",
+  "norm_topk_prob": true, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0,
+  "rms_norm_eps": 1e-06, "max_position_embeddings": 131072, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "eos_token_id": 156895})";
+
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -194,6 +210,7 @@ class StepBench {
     const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
       int32_t pages = 0;
       for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
+      pages += cache.StatePages() + cache.StateRowPages();
       cache.num_pages = std::max(cache.num_pages, requests * pages);
     };
     for (const PromptCase& c : prompts_) reserve(c.requests, c.rows_of_step(), c.length);
@@ -241,6 +258,7 @@ class StepBench {
     }
     const std::vector<CacheGroupSpec>& groups = cache_->config().groups;
     tables_.assign(static_cast<size_t>(requests), {});
+    states_.assign(static_cast<size_t>(requests), {});
     work_.clear();
     int32_t next_page = 0;
     for (int32_t i = 0; i < requests; ++i) {
@@ -253,6 +271,12 @@ class StepBench {
         }
         next_page += pages;
       }
+      StateTables& state = states_[static_cast<size_t>(i)];
+      state.state.resize(static_cast<size_t>(cache_->config().StatePages()));
+      state.rows.resize(static_cast<size_t>(cache_->config().StateRowPages()));
+      for (std::vector<int32_t>* pages : {&state.state, &state.rows}) {
+        for (int32_t& page : *pages) page = next_page++;
+      }
       const auto tokens =
           std::span(tokens_).subspan(static_cast<size_t>(i * rows), static_cast<size_t>(rows));
       const bool decodes = phase == Phase::kDecode;
@@ -261,7 +285,8 @@ class StepBench {
                        .context_length = context,
                        .tokens = decodes ? tokens.first(1) : tokens,
                        .draft_tokens = decodes ? tokens.subspan(1) : std::span<const int32_t>(),
-                       .block_tables = tables});
+                       .block_tables = tables,
+                       .state = {.tables = &state, .tokens = StateTokens(context)}});
     }
     layout_.Assign(work_);
     plan_.Assign(layout_);
@@ -293,8 +318,14 @@ class StepBench {
                                      (a.index_heads > 0 ? a.index_dim * entries : 0));
   }
 
+  /// Of the state, and of as many rows since then as there are on average.
+  static double StateBytes(const KdaSpec& a) {
+    return 4.0 * static_cast<double>(a.width() * (a.head_dim + kStateBlock / 2 * 3));
+  }
+
   /// Of a request, of a layer.
   double CacheBytes(const LayerSpec& layer, const Case& c) const {
+    if (const auto* kda = std::get_if<KdaSpec>(&layer.attention)) return StateBytes(*kda);
     if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {
       return CacheBytes(*compressed, c);
     }
@@ -410,6 +441,7 @@ class StepBench {
   SamplingParams greedy_ = Greedy();
   std::vector<int32_t> tokens_;
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // by request, by group
+  std::vector<StateTables> states_;                        // by request
   std::vector<RequestWork> work_;
   BatchLayout layout_{kBlock};
   AttentionPlan plan_{AttentionBackend::kRagged, 4, PathsOf(config_)};
@@ -452,7 +484,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case "
                  "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... "
-                 "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|CONFIG.json]...\n");
+                 "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...\n");
     return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
@@ -462,6 +494,7 @@ int Main(int argc, char** argv) {
                                  : name == "glm-4.7-flash" ? kGlm47Flash
                                  : name == "step-12"       ? Step12()
                                  : name == "v4-flash-16"   ? kV4Flash16
+                                 : name == "ling-3.0-tiny" ? kLing30Tiny
                                                            : ReadTextFile(name, 1 << 20);
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();

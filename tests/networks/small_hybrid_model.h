@@ -105,6 +105,24 @@ inline nlohmann::json SmallKimiConfig(int32_t vocab_size) {
           {"eos_token_id", 1}};
 }
 
+/// The sizes of heads that a GPU's kernels are made for, of either family.
+inline nlohmann::json WithGpuHeads(nlohmann::json config) {
+  config.update({{"hidden_size", 256},
+                 {"intermediate_size", 256},
+                 {"kv_lora_rank", 512},
+                 {"qk_nope_head_dim", 128},
+                 {"qk_rope_head_dim", 64},
+                 {"v_head_dim", 128},
+                 {"moe_intermediate_size", 64}});
+  if (config.contains("linear_attn_config")) {
+    config["linear_attn_config"]["head_dim"] = 128;
+  } else {
+    config["head_dim"] = 128;
+    config["q_lora_rank"] = 64;
+  }
+  return config;
+}
+
 class SmallHybridModel {
  public:
   explicit SmallHybridModel(const nlohmann::json& config) {

@@ -1,6 +1,7 @@
 #include "outrider/engine/warm_up.h"
 
 #include <algorithm>
+#include <memory>
 #include <variant>
 
 #include "outrider/layers/mla_attention.h"
@@ -18,12 +19,11 @@ struct RowsBehind {
   int32_t rows;
 };
 
-/// A pass's rows. All blocks of all requests are page 0.
+/// A pass's rows. All blocks and states of all requests are page 0.
 class PassRows {
  public:
-  PassRows(const std::vector<CacheGroupSpec>& groups, Phase phase,
-           const std::vector<RowsBehind>& requests)
-      : layout_(groups) {
+  PassRows(const CacheConfig& cache, Phase phase, const std::vector<RowsBehind>& requests)
+      : state_(std::make_unique<StateTables>()), layout_(cache.groups) {
     int32_t longest = 0;
     int32_t most_rows = 0;
     for (const auto& [context, rows] : requests) {
@@ -31,10 +31,12 @@ class PassRows {
       most_rows = std::max(most_rows, rows);
     }
     const std::vector<int32_t> tokens(static_cast<size_t>(most_rows), 0);
-    for (const CacheGroupSpec& group : groups) {
+    for (const CacheGroupSpec& group : cache.groups) {
       const int32_t blocks = (longest + group.tokens_per_block - 1) / group.tokens_per_block;
       tables_.emplace_back(static_cast<size_t>(blocks), 0);
     }
+    state_->state.resize(static_cast<size_t>(cache.StatePages()));
+    state_->rows.resize(static_cast<size_t>(cache.StateRowPages()));
     std::vector<RequestWork> work;
     work.reserve(requests.size());
     for (const auto& [context, rows] : requests) {
@@ -44,7 +46,8 @@ class PassRows {
                       .tokens = {tokens.data(), static_cast<size_t>(rows)},
                       .draft_tokens = {},
                       .samples = false,
-                      .block_tables = tables_});
+                      .block_tables = tables_,
+                      .state = {.tables = state_.get(), .tokens = StateTokens(context)}});
     }
     layout_.Assign(work);
   }
@@ -52,7 +55,8 @@ class PassRows {
   const BatchLayout& layout() const { return layout_; }
 
  private:
-  std::vector<std::vector<int32_t>> tables_;  // the layout's
+  std::vector<std::vector<int32_t>> tables_;  // the layout's, as the states
+  std::unique_ptr<StateTables> state_;
   BatchLayout layout_;
 };
 
@@ -75,14 +79,14 @@ PassRows LargestPrompts(const KvCache& cache, const SchedulerConfig& scheduler) 
     add(longest - last, std::min(last, left));
   }
   while (has_room()) add(0, std::min(longest, left));
-  return {cache.config().groups, Phase::kPromptChunk, requests};
+  return {cache.config(), Phase::kPromptChunk, requests};
 }
 
 /// `rows` rows of as many requests as there can be, one of which has the greatest length.
 PassRows LargestDecode(const KvCache& cache, const SchedulerConfig& scheduler, int32_t rows) {
   std::vector<RowsBehind> requests(static_cast<size_t>(scheduler.max_num_seqs), {0, rows});
   requests.front().context = scheduler.max_model_len - rows;
-  return {cache.config().groups, Phase::kDecode, requests};
+  return {cache.config(), Phase::kDecode, requests};
 }
 
 KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,

@@ -1,6 +1,7 @@
 #include "outrider/layers/kda_attention.h"
 
 #include <array>
+#include <boost/container/small_vector.hpp>
 
 namespace outrider {
 
@@ -15,15 +16,55 @@ DeltaShape ShapeOf(const KdaSpec& spec, int32_t first_head) {
           .first_head = first_head};
 }
 
-/// y = up(down(x)), or up(x).
-void Project(const Context& context, const KdaProjection& w, int64_t rank, Tensor x, Tensor y) {
+/// What a layer's products give. Those of the same rows stand in pairs side by side, so that a
+/// device may run each pair as one (HybridWeights declares their weights likewise).
+struct Projected {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor decay;
+  Tensor gates;
+  Tensor write;
+};
+
+Projected TakeProjected(const Context& context, const KdaSpec& spec, int64_t rows) {
+  const int64_t width = spec.width();
+  const Tensor first = context.Rows(rows, 2 * width);
+  const Tensor second = context.Rows(rows, 2 * width);
+  const Tensor third = context.Rows(rows, width + (spec.heads + 7) / 8 * 8);  // rows stay aligned
+  return {.q = first.Columns(0, width),
+          .k = first.Columns(width, width),
+          .v = second.Columns(0, width),
+          .decay = second.Columns(width, width),
+          .gates = third.Columns(0, width),
+          .write = third.Columns(width, spec.heads)};
+}
+
+void Project(const Context& context, const KdaSpec& spec, const KdaWeights& w, Tensor x,
+             const Projected& y) {
+  boost::container::small_vector<Product, 6> products = {
+      {.x = x, .w = &w.q, .y = y.q}, {.x = x, .w = &w.k, .y = y.k}, {.x = x, .w = &w.v, .y = y.v}};
+  if (spec.decay_rank == 0) products.push_back({.x = x, .w = &w.decay.up, .y = y.decay});
+  if (spec.gate_rank == 0) products.push_back({.x = x, .w = &w.gate.up, .y = y.gates});
+  products.push_back({.x = x, .w = &w.write, .y = y.write});
+  context.ops.Multiply(context, products);
+  if (spec.decay_rank == 0 && spec.gate_rank == 0) return;
   const Scratch::Frame frame(context.arena);
-  if (rank > 0) {
-    const Tensor low = context.Activations(x.rows, rank);
-    context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.down, .y = low}});
-    x = low;
+  const Tensor low = context.Activations(x.rows, spec.decay_rank + spec.gate_rank);
+  const Tensor low_decay = low.Columns(0, spec.decay_rank);
+  const Tensor low_gates = low.Columns(spec.decay_rank, spec.gate_rank);
+  boost::container::small_vector<Product, 2> down;
+  boost::container::small_vector<Product, 2> up;
+  if (spec.decay_rank > 0) {
+    down.push_back({.x = x, .w = &w.decay.down, .y = low_decay});
+    up.push_back({.x = low_decay, .w = &w.decay.up, .y = y.decay});
   }
-  context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.up, .y = y}});
+  if (spec.gate_rank > 0) {
+    down.push_back({.x = x, .w = &w.gate.down, .y = low_gates});
+    up.push_back({.x = low_gates, .w = &w.gate.up, .y = y.gates});
+  }
+  context.ops.Multiply(context, down);
+  context.ops.Multiply(context, up);
 }
 
 }  // namespace
@@ -33,39 +74,31 @@ void KdaForward(const Context& context, const KdaSpec& spec, const KdaWeights& w
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const int64_t width = spec.width();
-  const Tensor q = context.Rows(x.rows, width);
-  const Tensor k = context.Rows(x.rows, width);
-  const Tensor v = context.Rows(x.rows, width);
-  const Tensor write = context.Rows(x.rows, spec.heads);
-  ops.Multiply(
-      context,
-      std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
-                 Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.write, .y = write}});
-  const Tensor decay = context.Rows(x.rows, width);
-  Project(context, w.decay, spec.decay_rank, x, decay);
-  const Tensor out = context.Activations(x.rows, width);
+  const Projected projected = TakeProjected(context, spec, x.rows);
+  Project(context, spec, w, x, projected);
+  const Tensor out = context.Rows(x.rows, width);
   ops.delta()->DeltaAttention(context, ShapeOf(spec, step.first_head), step.inputs,
-                              {.q = q,
-                               .k = k,
-                               .v = v,
+                              {.q = projected.q,
+                               .k = projected.k,
+                               .v = projected.v,
                                .q_taps = w.q_taps,
                                .k_taps = w.k_taps,
                                .v_taps = w.v_taps,
-                               .decay = decay,
+                               .decay = projected.decay,
                                .decay_log = w.decay_log,
                                .decay_bias = w.decay_bias,
-                               .write = write,
+                               .write = projected.write,
                                .state = step.state,
                                .out = out});
-  const Tensor gates = decay;  // no longer needed
-  Project(context, w.gate, spec.gate_rank, x, gates);
+  const Tensor gated = context.Activations(x.rows, width);
   ops.delta()->NormGate(context, {.x = out,
                                   .heads = static_cast<int32_t>(spec.heads),
                                   .norm = w.norm,
                                   .norm_eps = step.norm_eps,
-                                  .gates = gates});
+                                  .gates = projected.gates,
+                                  .y = gated});
   ops.Multiply(context,
-               std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
+               std::array{Product{.x = gated, .w = &w.o, .y = residual, .accumulate = true}});
 }
 
 }  // namespace outrider

@@ -111,7 +111,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
     context.ops.mla()->PromptAttention(context, shape, weights.kv_up, inputs, args);
   }
   if (shape.gates_heads) {
-    const Tensor gates = context.Activations(x.rows, shape.heads);
+    const Tensor gates = context.Rows(x.rows, shape.heads);
     context.ops.Multiply(context, std::array{Product{.x = x, .w = &weights.gate, .y = gates}});
     context.ops.delta()->GateHeads(context, gates, out);
   }

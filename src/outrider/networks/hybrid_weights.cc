@@ -10,33 +10,65 @@ namespace outrider {
 namespace {
 
 /// A projection that checkpoints call `letter`_proj, or in two matrices `letter`_a_proj and
-/// `letter`_b_proj.
-void DeclareProjection(WeightLoader& loader, const std::string& letter, int64_t rank, int64_t width,
-                       int64_t hidden, KdaProjection* w) {
-  if (rank == 0) {
-    loader.Matrix(&w->up, letter + "_proj.weight", width, hidden);
-    return;
+/// `letter`_b_proj. The last matrix.
+WeightLoader::NamedMatrix LastOf(KdaProjection* w, const std::string& letter, int64_t rank,
+                                 int64_t width) {
+  return {
+      .out = &w->up, .name = letter + (rank == 0 ? "_proj" : "_b_proj") + ".weight", .rows = width};
+}
+WeightLoader::NamedMatrix FirstOf(KdaProjection* w, const std::string& letter, int64_t rank) {
+  return {.out = &w->down, .name = letter + "_a_proj.weight", .rows = rank};
+}
+
+/// What reads the layer's input: pairs as layers/kda_attention.cc multiplies them.
+void DeclareKdaProjections(WeightLoader& loader, const KdaSpec& kda, const HybridNames& names,
+                           int64_t hidden, const std::string& prefix, KdaWeights* w) {
+  const int64_t width = kda.width();
+  const std::string decay = prefix + std::string(names.decay);
+  const std::string gate = prefix + std::string(names.gate);
+  const WeightLoader::NamedMatrix v = {
+      .out = &w->v, .name = prefix + "v_proj.weight", .rows = width};
+  const WeightLoader::NamedMatrix write = {
+      .out = &w->write, .name = prefix + "b_proj.weight", .rows = kda.heads};
+  const WeightLoader::NamedMatrix decay_up = LastOf(&w->decay, decay, kda.decay_rank, width);
+  const WeightLoader::NamedMatrix gate_up = LastOf(&w->gate, gate, kda.gate_rank, width);
+  const auto alone = [&](const WeightLoader::NamedMatrix& m, int64_t cols) {
+    loader.Matrix(m.out, m.name, m.rows, cols);
+  };
+  loader.SideBySide({.out = &w->q, .name = prefix + "q_proj.weight", .rows = width},
+                    {.out = &w->k, .name = prefix + "k_proj.weight", .rows = width}, hidden);
+  if (kda.decay_rank == 0) {
+    loader.SideBySide(v, decay_up, hidden);
+  } else {
+    alone(v, hidden);
+    alone(decay_up, kda.decay_rank);
   }
-  loader.Matrix(&w->down, letter + "_a_proj.weight", rank, hidden);
-  loader.Matrix(&w->up, letter + "_b_proj.weight", width, rank);
+  if (kda.gate_rank == 0) {
+    loader.SideBySide(gate_up, write, hidden);
+  } else {
+    alone(write, hidden);
+    alone(gate_up, kda.gate_rank);
+  }
+  const WeightLoader::NamedMatrix decay_down = FirstOf(&w->decay, decay, kda.decay_rank);
+  const WeightLoader::NamedMatrix gate_down = FirstOf(&w->gate, gate, kda.gate_rank);
+  if (kda.decay_rank > 0 && kda.gate_rank > 0) {
+    loader.SideBySide(decay_down, gate_down, hidden);
+  } else if (kda.decay_rank > 0) {
+    alone(decay_down, hidden);
+  } else if (kda.gate_rank > 0) {
+    alone(gate_down, hidden);
+  }
 }
 
 void DeclareKda(WeightLoader& loader, const KdaSpec& kda, const HybridNames& names, int64_t hidden,
                 const std::string& prefix, KdaWeights* w) {
   const int64_t width = kda.width();
-  loader.Matrix(&w->q, prefix + "q_proj.weight", width, hidden);
-  loader.Matrix(&w->k, prefix + "k_proj.weight", width, hidden);
-  loader.Matrix(&w->v, prefix + "v_proj.weight", width, hidden);
+  DeclareKdaProjections(loader, kda, names, hidden, prefix, w);
   loader.LooseValues(&w->q_taps, prefix + "q_conv1d.weight", width, kda.conv);
   loader.LooseValues(&w->k_taps, prefix + "k_conv1d.weight", width, kda.conv);
   loader.LooseValues(&w->v_taps, prefix + "v_conv1d.weight", width, kda.conv);
-  DeclareProjection(loader, prefix + std::string(names.decay), kda.decay_rank, width, hidden,
-                    &w->decay);
   loader.LooseValues(&w->decay_log, prefix + "A_log", kda.heads, 1);
   loader.Vector(&w->decay_bias, prefix + "dt_bias", width);
-  loader.Matrix(&w->write, prefix + "b_proj.weight", kda.heads, hidden);
-  DeclareProjection(loader, prefix + std::string(names.gate), kda.gate_rank, width, hidden,
-                    &w->gate);
   loader.Vector(&w->norm, prefix + "o_norm.weight", kda.head_dim);
   loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, width);
 }

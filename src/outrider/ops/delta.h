@@ -28,7 +28,7 @@ struct DeltaArgs {
   const float* q_taps = nullptr;  // [heads * D, W], the last for the row itself
   const float* k_taps = nullptr;
   const float* v_taps = nullptr;
-  Tensor decay;                       // [rows, heads * D], before its bias
+  Tensor decay;                       // [rows, heads * D], before its bias; may be overwritten
   const float* decay_log = nullptr;   // A_log [heads]
   const float* decay_bias = nullptr;  // dt_bias [heads * D]
   Tensor write;  // [rows, heads]: how much of a value is written, before sigmoid
@@ -43,6 +43,7 @@ struct NormGateArgs {
   const float* norm = nullptr;  // [D], one for all heads
   float norm_eps = 0;
   Tensor gates;  // [rows, heads * D]
+  Tensor y;      // [rows, heads * D], may be x
 };
 
 /// A facet of Ops (Ops::delta).
@@ -58,7 +59,7 @@ class DeltaOps {
   virtual void DeltaAttention(const Context& context, const DeltaShape& shape,
                               const StepInputs& inputs, const DeltaArgs& args) const = 0;
 
-  /// Every head of x is normalised, times `norm`, times the sigmoid of its gates.
+  /// y = every head of x normalised, times `norm`, times the sigmoid of its gates.
   virtual void NormGate(const Context& context, const NormGateArgs& args) const = 0;
 
   /// Every head of x [rows, heads * n] is multiplied by the sigmoid of its gate [rows, heads].

@@ -143,9 +143,12 @@ class TestNetwork {
   /// Columns of hidden rows.
   int64_t output_width() const { return model_->output_width(); }
 
+  CacheConfig ConfigOfCache(int32_t block_size, DType type) const {
+    return MakeCacheConfig(model_->cache_needs(), type, block_size, 0);
+  }
   /// Groups of caches with full history in blocks of so many tokens.
   std::vector<CacheGroupSpec> Groups(int32_t block_size, DType type) const {
-    return MakeCacheConfig(model_->cache_needs(), type, block_size, 0).groups;
+    return ConfigOfCache(block_size, type).groups;
   }
   KvCache MakeCache(int32_t blocks, int32_t block_size, DType type) const {
     const NetworkCache needs = model_->cache_needs();
@@ -207,6 +210,7 @@ struct KnownRequest {
   int32_t prompt = 0;
   int32_t length = 0;
   std::vector<std::vector<int32_t>> tables;  // by cache group
+  StateTables state;                         // where the network keeps running states
 
   /// Positions [first, first + count), all of one role; tokens `shift` further on.
   RequestWork Work(int32_t slot, int32_t first, int32_t count, int32_t shift) const {
@@ -217,7 +221,8 @@ struct KnownRequest {
                                                 static_cast<size_t>(count)),
             .draft_tokens = {},
             .samples = false,
-            .block_tables = tables};
+            .block_tables = tables,
+            .state = {.tables = &state, .tokens = StateTokens(first)}};
   }
 };
 

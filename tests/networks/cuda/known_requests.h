@@ -31,6 +31,32 @@ inline void SpreadBlocks(std::mt19937& random, std::vector<KnownRequest>& reques
   }
 }
 
+/// Pages of all, and the one that belongs to nobody.
+inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
+  size_t blocks = 1;
+  for (const KnownRequest& request : requests) {
+    for (const std::vector<int32_t>& table : request.tables) blocks += table.size();
+    blocks += request.state.state.size() + request.state.rows.size();
+  }
+  return static_cast<int32_t>(blocks);
+}
+
+/// Gives the requests pages for running states too, behind their blocks.
+inline void SpreadStates(std::mt19937& random, std::vector<KnownRequest>& requests,
+                         const CacheConfig& config) {
+  auto next_page = static_cast<int32_t>(NumBlocks(requests));
+  const auto take = [&](int32_t count) {
+    std::vector<int32_t> pages(static_cast<size_t>(count));
+    for (int32_t& page : pages) page = next_page++;
+    std::shuffle(pages.begin(), pages.end(), random);
+    return pages;
+  };
+  for (KnownRequest& request : requests) {
+    request.state.state = take(config.StatePages());
+    request.state.rows = take(config.StateRowPages());
+  }
+}
+
 inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vocab,
                                                 const std::vector<int32_t>& prompts,
                                                 int32_t generated,
@@ -53,14 +79,6 @@ inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vo
                                                 const std::vector<int32_t>& prompts,
                                                 int32_t generated, int32_t block_size) {
   return RandomRequests(random, vocab, prompts, generated, FullHistoryCache(1, block_size).groups);
-}
-
-inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
-  size_t blocks = 1;
-  for (const KnownRequest& request : requests) {
-    for (const std::vector<int32_t>& table : request.tables) blocks += table.size();
-  }
-  return static_cast<int32_t>(blocks);
 }
 
 /// Gives the requests blocks of another size.

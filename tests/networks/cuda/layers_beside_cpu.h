@@ -58,9 +58,10 @@ struct LayerComparison {
 inline void ExpectLayersBesideCpu(const LayerComparison& run) {
   std::mt19937 random(2);
   TestNetwork network(run.config, run.source, run.modules);
-  const std::vector<KnownRequest> requests =
+  std::vector<KnownRequest> requests =
       RandomRequests(random, static_cast<int32_t>(run.config.vocab_size), {70, run.long_prompt, 3},
                      40, network.Groups(run.block, run.cache));
+  SpreadStates(random, requests, network.ConfigOfCache(run.block, run.cache));
   const int32_t blocks = NumBlocks(requests);
   CpuNetwork f32(run.config, run.source, run.modules, DType::kF32, blocks, run.block);
   CpuNetwork bf16(run.config, run.source, run.modules, DType::kBF16, blocks, run.block,

@@ -8,6 +8,7 @@
 #include "outrider/ops/block_drafts.h"
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/delta.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/sparse.h"
 
@@ -23,6 +24,12 @@ LayerSpec LatentLayer() {
           .mlp = MoeSpec{.router = {.experts = 64, .top_k = 8}, .width = 64}};
 }
 
+LayerSpec LinearLayer() {
+  LayerSpec layer = LatentLayer();
+  layer.attention = KdaSpec{.heads = 16, .head_dim = 128, .conv = 4};
+  return layer;
+}
+
 bool Runs(const LayerSpec& layer) { return !Supports(HopperLayerRules(), layer); }
 
 TEST(HopperSupport, LayersRunWhereTheGpuHasTheirFacets) {
@@ -36,6 +43,13 @@ TEST(HopperSupport, LayersRunWhereTheGpuHasTheirFacets) {
   layer = LatentLayer();
   layer.attention = CompressedSpec{.heads = 64, .head_dim = 512};
   EXPECT_EQ(Runs(layer), kGpuHas<CompressedOps>);
+  layer = LinearLayer();
+  EXPECT_EQ(Runs(layer), kGpuHas<DeltaOps>);
+  std::get<KdaSpec>(layer.attention).head_dim = 64;
+  EXPECT_FALSE(Runs(layer));
+  layer = LatentLayer();
+  std::get<MlaSpec>(layer.attention).gates_heads = true;
+  EXPECT_EQ(Runs(layer), kGpuHas<DeltaOps>);
   layer = LatentLayer();
   layer.residual.streams = 4;
   EXPECT_EQ(Runs(layer), kGpuHas<HyperOps>);
@@ -54,6 +68,17 @@ TEST(HopperSupport, DraftersOfBlocksRunWhereTheGpuHasTheirFacet) {
   EXPECT_TRUE(runs());
   config.dspark.emplace();
   EXPECT_EQ(runs(), kGpuHas<BlockDraftOps>);
+}
+
+TEST(HopperSupport, LinearAttentionStandsBesideOneOtherKind) {
+  ModelConfig config;
+  config.layers = {LinearLayer(), LatentLayer(), LinearLayer(), LatentLayer()};
+  const auto runs = [&] { return !Supports(HopperNetworkRules(), AskedNetwork{.config = config}); };
+  EXPECT_TRUE(runs());
+  std::get<MlaSpec>(config.layers[3].attention).value = 64;
+  EXPECT_FALSE(runs());
+  config.layers[3].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
+  EXPECT_FALSE(runs());
 }
 
 }  // namespace

@@ -43,6 +43,14 @@ std::optional<Asked> UnevenTokensPerPage(const AskedOptions& asked) {
   return Asked(int64_t{groups.front().tokens_per_block});
 }
 
+/// Tokens a page where pages also hold pieces of running states, which may take more than were
+/// asked for.
+std::optional<Asked> TokensPerStatePage(const AskedOptions& asked) {
+  const CacheConfig& config = asked.plan.cache.config;
+  if (config.state.heads == 0 || config.groups.empty()) return std::nullopt;
+  return Asked(int64_t{config.groups.front().tokens_per_block});
+}
+
 /// The fewest index keys of a page.
 std::optional<Asked> IndexKeysPerPage(const AskedOptions& asked) {
   if (!IsCompressed(asked)) return std::nullopt;
@@ -90,6 +98,8 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
        "of grouped-query attention"},
       {"tokens a page of a cache group (--block-size)", UnevenTokensPerPage,
        Taken::Numbers({1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
+      {"tokens a page (--block-size)", TokensPerStatePage, Taken::Numbers({16, 32, 64, 256}),
+       "beside linear attention"},
       {"index keys a page (--block-size)", IndexKeysPerPage,
        Taken::Numbers({8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
       {"--max-num-seqs",

@@ -31,6 +31,7 @@
 #include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
 #include "outrider/ops/cuda/step_results.h"
+#include "outrider/ops/delta.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
@@ -53,7 +54,8 @@ class CudaOps : public Ops,
                 public HyperOps,
                 public TokenRouterOps,
                 public ChosenExpertOps,
-                public BlockDraftOps {
+                public BlockDraftOps,
+                public DeltaOps {
  public:
   /// On device 0. Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps() : CudaOps(0, /*head_ranks=*/1, /*sharers=*/1) {}
@@ -103,6 +105,7 @@ class CudaOps : public Ops,
   const TokenRouterOps* token_router() const override { return this; }
   const ChosenExpertOps* chosen_experts() const override { return this; }
   const BlockDraftOps* block_drafts() const override { return this; }
+  const DeltaOps* delta() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -210,6 +213,11 @@ class CudaOps : public Ops,
                 Tensor streams) const override;
   void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
                  Tensor mean) const override;
+
+  void DeltaAttention(const Context& context, const DeltaShape& shape, const StepInputs& inputs,
+                      const DeltaArgs& args) const override;
+  void NormGate(const Context& context, const NormGateArgs& args) const override;
+  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
 
  protected:
   /// MlaDecodeParams::relaxed, for measurements of what exactness costs.

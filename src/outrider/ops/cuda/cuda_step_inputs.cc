@@ -86,12 +86,13 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
   serial_ = NextNumber();
   layout_ = &layout;
   plan_ = &plan;
+  states_.Assign(layout);
   // Where rows are divided among ranks, every step divides them otherwise.
   const bool divides = plan.cache_place().ranks > 1;
   rounded_ = count == RowCount::kRounded && !divides && layout.num_rows() > 0 &&
              layout.num_rows() <= kMostRoundedRows &&
              std::ranges::all_of(layout.requests(), IsGenerated) &&
-             NumRows(Decodes()) == layout.num_rows();
+             NumRows(Decodes()) == layout.num_rows() && states_.IsPlain();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
   moved_places_.assign(places.begin(), places.end());
@@ -146,6 +147,7 @@ void CudaStepInputs::Copy() const {
   tokens_at_ = arrays_.Add(tokens_.tokens(), count);
   const size_t positions = arrays_.Add(layout_->positions(), count);
   const size_t true_rows = arrays_.Add(std::span(&true_count, 1), 1);
+  states_.Add(arrays_, num_rows(), rounded_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (groups_[i].block_step != 0) AddGroup(i);
   }
@@ -154,6 +156,7 @@ void CudaStepInputs::Copy() const {
   token_ids_ = arrays_.At<int32_t>(tokens_at_);
   positions_ = arrays_.At<int32_t>(positions);
   true_rows_ = arrays_.At<int32_t>(true_rows);
+  states_.Place(arrays_);
   for (Group& group : groups_) {
     if (group.block_step != 0) Place(group);
   }
@@ -329,6 +332,7 @@ void CudaStepInputs::AddTo(RunKey& key) const {
   // Another object's arrays may lie where those of one that is gone were, with groups that it does
   // not know yet.
   key.Add(static_cast<int64_t>(number_)).Add(num_rows()).Add(token_ids_);
+  key.Add(states().requests).Add(states().checkpoint_pages);
   key.Add(static_cast<int64_t>(groups_.size()));
   for (const Group& group : groups_) {
     key.Add(group.block_step).Add(group.block_size).Add(group.inputs.slots);

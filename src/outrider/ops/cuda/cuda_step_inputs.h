@@ -13,6 +13,7 @@
 
 #include "outrider/kv/layer_cache.h"
 #include "outrider/ops/cuda/staged_arrays.h"
+#include "outrider/ops/cuda/state_inputs.h"
 #include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/host_tokens.h"
 #include "outrider/ops/replayer.h"
@@ -92,6 +93,8 @@ class CudaStepInputs : public StepInputs {
   /// What the layers of a cache's group read; Assign copies it to the device. On several paths a
   /// group's first time copies all again, and arrays move: an operation then reads one group only.
   const CacheInputs& Of(const LayerCache& cache) const;
+  /// What the rows do to running states; without requests where the network keeps none.
+  const KdaStep& states() const { return states_.step(); }
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }
 
@@ -157,6 +160,7 @@ class CudaStepInputs : public StepInputs {
   mutable const int32_t* token_ids_ = nullptr;
   mutable int32_t* positions_ = nullptr;
   mutable const int32_t* true_rows_ = nullptr;
+  mutable StateInputs states_;
   mutable std::deque<Group> groups_;
   // Kept to reuse memory.
   mutable std::vector<int64_t> slots_;

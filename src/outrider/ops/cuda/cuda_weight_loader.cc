@@ -382,12 +382,23 @@ void CudaWeightLoader::StreamMatrix(Weight* out, const std::string& name, int64_
 
 void CudaWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
                               int64_t cols) {
+  DeclareValues(out, {name, {rows, cols}});
+}
+
+void CudaWeightLoader::LooseValues(const float** out, const std::string& name, int64_t rows,
+                                   int64_t cols) {
+  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true});
+}
+
+void CudaWeightLoader::DeclareValues(const float** out, const ExpectedTensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t dimension : tensor.shape) count *= dimension;
   Declare(
-      {{name, {rows, cols}}},
-      [rows, cols](WeightSizes& sizes) {
-        sizes[DType::kF32] += rows * cols * static_cast<int64_t>(sizeof(float));
+      {tensor},
+      [count](WeightSizes& sizes) {
+        sizes[DType::kF32] += count * static_cast<int64_t>(sizeof(float));
       },
-      [out, name, rows, cols](TensorUpload& upload) { *out = upload.Values(name, rows, cols); });
+      [out, tensor](TensorUpload& upload) { *out = upload.Values(tensor); });
 }
 
 void CudaWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,

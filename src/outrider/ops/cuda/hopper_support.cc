@@ -23,7 +23,7 @@ const Attention* AttentionOf(const LayerSpec& layer) {
 /// A rule about one number of layers that have such an attention or MLP.
 template <auto kNumber>
 struct NumberOf;
-template <typename Spec, int64_t Spec::* kNumber>
+template <typename Spec, int64_t Spec::*kNumber>
 struct NumberOf<kNumber> {
   static std::optional<Asked> In(const LayerSpec& layer) {
     const Spec* spec = nullptr;
@@ -71,19 +71,23 @@ auto FirstOfLayers(const AskedNetwork& network, const Visit& visit)
   return {};
 }
 
+bool IsLinear(const LayerSpec& layer) { return AttentionOf<KdaSpec>(layer) != nullptr; }
+
+/// Linear attention, which reads no cache entries, may stand between layers of another kind.
 bool MixesAttention(const AskedNetwork& network) {
-  const LayerSpec& first = network.config.layer(0);
+  const LayerSpec& first = network.config.first_cached_layer();
   return FirstOfLayers(network, [&](const LayerSpec& layer) {
-    return layer.attention.index() != first.attention.index();
+    return !IsLinear(layer) && layer.attention.index() != first.attention.index();
   });
 }
 
 /// Whether all layers have latent attention of one kind, but not of one shape.
 bool MixesShapes(const AskedNetwork& network) {
   const ModelConfig& c = network.config;
-  const LayerSpec& first = c.layer(0);
+  const LayerSpec& first = c.first_cached_layer();
   if (AttentionOf<MlaSpec>(first) == nullptr || MixesAttention(network)) return false;
   for (int64_t i = 0; i < c.num_hidden_layers() + network.num_mtp_modules; ++i) {
+    if (IsLinear(c.layer(i))) continue;
     if (c.layer(i).attention != first.attention || c.layer(i).rotary != first.rotary) return true;
   }
   return false;
@@ -92,7 +96,7 @@ bool MixesShapes(const AskedNetwork& network) {
 /// Heads of a drafter that differ from the target's.
 std::optional<Asked> OtherHeads(const AskedNetwork& network) {
   if (network.drafter == nullptr || MixesAttention(network)) return std::nullopt;
-  const auto* target = AttentionOf<MlaSpec>(network.config.layer(0));
+  const auto* target = AttentionOf<MlaSpec>(network.config.first_cached_layer());
   const auto* drafter = AttentionOf<MlaSpec>(network.drafter->layers.front());
   if (target == nullptr || drafter == nullptr) return std::nullopt;
   return If(target->heads != drafter->heads);
@@ -108,7 +112,7 @@ const IndexerSpec* IndexerOf(const LayerSpec& layer) {
 }
 
 /// A rule about one number of layers that have an indexer.
-template <int64_t IndexerSpec::* kNumber>
+template <int64_t IndexerSpec::*kNumber>
 std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
   const IndexerSpec* indexer = IndexerOf(layer);
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
@@ -161,13 +165,13 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
        Taken::Yes()},
       {"linear attention (Kimi-Linear, Ling-3.0)",
-       [](const LayerSpec& s) { return If(AttentionOf<KdaSpec>(s) != nullptr); }, Taken::No()},
+       [](const LayerSpec& s) { return If(IsLinear(s)); }, Taken::Yes()},
       {"gated heads of latent attention (Ling-3.0)",
        [](const LayerSpec& s) {
          const auto* mla = AttentionOf<MlaSpec>(s);
          return If(mla != nullptr && mla->gates_heads);
        },
-       Taken::No()},
+       Taken::Yes()},
       {"hyper-connections (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::Yes()},
       {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },
@@ -196,6 +200,9 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
          return s.rotary.dims;
        },
        Taken::Multiples(8), "of grouped-query attention"},
+      {"head_dim", NumberOf<&KdaSpec::head_dim>::In, Taken::Only(kHopperHeadDim),
+       "of linear attention"},
+      {"short_conv_kernel_size", NumberOf<&KdaSpec::conv>::In, Taken::Only(kHopperConv)},
       {"n_routed_experts",
        [](const LayerSpec& s) -> std::optional<Asked> {
          if (s.moe() == nullptr) return std::nullopt;
@@ -246,7 +253,7 @@ namespace {
 
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
   return {
-      {"attention of more than one kind in one network",
+      {"attention of more than one kind in one network, beside linear attention",
        [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
       {"latent attention of more than one shape in one network",
        [](const AskedNetwork& n) { return If(MixesShapes(n)); }, Taken::No()},

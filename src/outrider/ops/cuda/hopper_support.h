@@ -13,7 +13,8 @@ namespace outrider::cuda {
 // Sizes that kernels are made for.
 inline constexpr int kHopperLatent = 512;
 inline constexpr int kHopperRotary = 64;
-inline constexpr int kHopperHeadDim = 128;    // of grouped-query attention
+inline constexpr int kHopperHeadDim = 128;    // of grouped-query attention, of linear attention
+inline constexpr int kHopperConv = 4;         // rows of linear attention's short convolution
 inline constexpr int kHopperQueryHeads = 64;  // that share a key head, at most
 inline constexpr int kHopperIndexDim = 128;   // of an indexer's heads and keys
 inline constexpr int kHopperChosen = 4096;    // entries that an indexer chooses for a row, at most

@@ -173,9 +173,10 @@ const float* TensorUpload::Vector(const std::string& name, int64_t size, const S
   return Bring(values);
 }
 
-const float* TensorUpload::Values(const std::string& name, int64_t rows, int64_t cols) {
-  std::vector<float> values(static_cast<size_t>(rows * cols));
-  source_.Open({name, {rows, cols}})->ReadRows(0, rows, values.data());
+const float* TensorUpload::Values(const ExpectedTensor& tensor) {
+  const auto open = source_.Open(tensor);
+  std::vector<float> values(static_cast<size_t>(open->rows() * open->cols()));
+  open->ReadRows(0, open->rows(), values.data());
   return Bring(values);
 }
 

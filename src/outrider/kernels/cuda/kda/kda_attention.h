@@ -1,0 +1,50 @@
+// The pass of Kimi Delta Attention over running states (ops/delta.h, kv/running_state.h): one code
+// for rows of prompts, generated rows and verify rows.
+//
+// With S the state before a row's block of 16 tokens, e_i the decays of the block's rows by
+// channel, and products of decays multiplied in order:
+//   P_t = e_0 .. e_t,  K_tj = k_j e_{j+1} .. e_t,
+//   u_t = b_t (v_t - (S^T (k_t P_t) + sum over j < t of (k_t . K_tj) u_j)),
+//   out_t = S^T (q_t P_t) + sum over j <= t of (q_t . K_tj) u_j,
+//   next state = P_15 S + sum over j of K_15j u_j^T.
+// A row is computed from its own numbers, the state and the earlier rows of its block, each sum in
+// one order: its bits do not depend on which rows run beside it, nor on whether the earlier ones
+// run in the same step or are kept rows.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "outrider/kernels/cuda/kda/kda_step.h"
+
+namespace outrider::cuda {
+
+struct KdaAttentionParams {
+  KdaStep step;
+  KdaMemory memory;
+  int heads = 0;
+  // Finished rows (KdaRows): [num_rows, heads * 128]; 16-byte aligned.
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  const float* decay = nullptr;  // [num_rows, decay_stride], factors; 16-byte aligned
+  int64_t decay_stride = 0;      // elements, a multiple of 4
+  const float* write = nullptr;  // [num_rows, write_stride], of heads numbers, before sigmoid
+  int64_t write_stride = 0;
+  // What is kept of rows: as KdaRowsParams.
+  const float* q_before = nullptr;
+  const float* k_before = nullptr;
+  const float* v_before = nullptr;
+  int64_t before_stride = 0;
+  float* out = nullptr;  // [num_rows, out_stride]
+  int64_t out_stride = 0;
+};
+
+/// Runs the rows of every request in order, in one block per request and head. Leaves the state of
+/// all tokens that are no drafts, up to a multiple of 16, the checkpoints on the way, and the last
+/// 32 rows of each request as kept rows. Throws Error for parameters outside the ranges above;
+/// otherwise returns what the launch returned.
+cudaError_t KdaAttention(const KdaAttentionParams& params, cudaStream_t stream);
+
+}  // namespace outrider::cuda

@@ -1,0 +1,35 @@
+// Pieces of running states and of kept rows in the pages of the cache.
+#pragma once
+
+#include "outrider/kernels/cuda/kda/kda_step.h"
+
+namespace outrider::cuda {
+
+/// A piece of so many numbers: that of `head`, counted over all layers.
+template <int kNumbers>
+__device__ __forceinline__ float* PieceOf(const KdaMemory& memory, const int32_t* pages, int head) {
+  constexpr int64_t kBytes = int64_t{kNumbers} * int64_t{sizeof(float)};
+  const int in_page = static_cast<int>(memory.page_bytes / kBytes);
+  return reinterpret_cast<float*>(memory.data + pages[head / in_page] * memory.page_bytes +
+                                  head % in_page * kBytes);
+}
+
+/// The state of a head [D, D], by key and value channel, then the rows [3, 3 D] before its place.
+__device__ __forceinline__ float* StatePiece(const KdaMemory& memory, const int32_t* pages,
+                                             int head) {
+  return PieceOf<kKdaStateNumbers>(memory, pages, head);
+}
+
+/// Kept rows of a head [kKeptStateRows, 6 D].
+__device__ __forceinline__ float* RowPiece(const KdaMemory& memory, const int32_t* pages,
+                                           int head) {
+  return PieceOf<kKdaRowNumbers>(memory, pages, head);
+}
+
+/// The kept row of a position: query, key and value before the convolution, the finished key,
+/// decays, what the row adds to the state along the key.
+__device__ __forceinline__ float* KeptRow(float* rows, int position) {
+  return rows + position % kKeptStateRows * (6 * kKdaDim);
+}
+
+}  // namespace outrider::cuda
