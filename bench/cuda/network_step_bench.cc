@@ -13,13 +13,12 @@
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
-// experts those that rows have if they choose evenly, the cache, and running states with the rows
-// since then. --prompts: prompts of one
+// experts those that the step's rows have, the cache, and running states with the rows since then.
+// --prompts: prompts of one
 // length, in steps of 16384 rows; for networks with an indexer with the arithmetic that they need,
 // by time.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -350,16 +349,45 @@ class StepBench {
     const double code_bytes = IsV4() ? 17.0 / 32 : config_.quantization.method.empty() ? 2 : 1;
     double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
                                        static_cast<double>(config_.hidden_size);  // embeddings
-    for (const LayerSpec& layer : config_.layers) {
+    for (size_t i = 0; i < config_.layers.size(); ++i) {
+      const LayerSpec& layer = config_.layers[i];
       bytes += CacheBytes(layer, c) * c.requests;
       const MoeSpec* const moe = layer.moe();
       if (moe == nullptr) continue;
-      const double experts = static_cast<double>(moe->router.experts);
-      const double share = static_cast<double>(moe->router.top_k) / experts;
-      const double untouched = experts * std::pow(1 - share, c.requests * c.rows);
+      const auto untouched = static_cast<double>(moe->router.experts - experts_read_[i]);
       bytes -= untouched * 3 * code_bytes * static_cast<double>(config_.hidden_size * moe->width);
     }
     return bytes;
+  }
+
+  /// Sets experts_read_ by a pass over the rows that are laid out.
+  void CountExperts(const StepInputs& inputs, const Case& c, Tensor hidden) {
+    const RoutedShape shape = RoutedShapeOf(config_);
+    experts_read_.assign(config_.layers.size(), 0);
+    if (shape.top_k == 0) return;
+    std::vector<int16_t> ids(static_cast<size_t>(inputs.num_rows() * shape.RowSize()));
+    Buffer on_device = ops_.Allocate(ids.size() * sizeof(int16_t));
+    model_->Forward(inputs, *cache_, hidden,
+                    TargetTaps{.experts = {on_device.as<int16_t>(), shape}});
+    ops_.CopyToHost(on_device.data(), std::as_writable_bytes(std::span(ids)));
+    double share = 0;
+    int moe_layers = 0;
+    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+      const MoeSpec* const moe = config_.layers[layer].moe();
+      if (moe == nullptr) continue;
+      std::vector<bool> read(static_cast<size_t>(moe->router.experts));
+      for (int64_t row = 0; row < int64_t{c.requests} * c.rows; ++row) {
+        const int64_t first = row * shape.RowSize() + static_cast<int64_t>(layer) * shape.top_k;
+        for (int64_t i = first; i < first + moe->router.top_k; ++i) {
+          read[static_cast<size_t>(ids[static_cast<size_t>(i)])] = true;
+        }
+      }
+      experts_read_[layer] = std::ranges::count(read, true);
+      share += static_cast<double>(experts_read_[layer]) / static_cast<double>(read.size());
+      ++moe_layers;
+    }
+    std::printf("%s, %d rows have %.2f of the experts\n", name_.c_str(), c.requests * c.rows,
+                share / moe_layers);
   }
 
   void Decode(const Case& c) {
@@ -367,6 +395,7 @@ class StepBench {
     const auto inputs = ops_.MakeStepInputs();
     inputs->Assign(layout_, plan_, RowCount::kRounded);
     const auto hidden = ops_.MakeRows(inputs->num_rows(), model_->output_width());
+    CountExperts(*inputs, c, hidden->rows());
     cudaEvent_t begin, end;
     CheckCuda(cudaEventCreate(&begin), "event");
     CheckCuda(cudaEventCreate(&end), "event");
@@ -439,6 +468,7 @@ class StepBench {
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<StepSampler> sampler_;
   SamplingParams greedy_ = Greedy();
+  std::vector<int64_t> experts_read_;  // by layer
   std::vector<int32_t> tokens_;
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // by request, by group
   std::vector<StateTables> states_;                        // by request
