@@ -342,7 +342,7 @@ BREAKS = (
           "v4_engine_test", "V4EngineTest.*"),
     Break("blocks of drafts", "all drafts but the first follow token 0",
           "ops/cuda/cuda_block_sampler.cc",
-          "TokenOfPlace(draws_.requests[static_cast<size_t>(-1 - before)].place)", "0",
+          "TokenRef::At(draws_.requests[static_cast<size_t>(before.draw)].place)", "TokenRef(0)",
           "v4_engine_test", "V4EngineTest.TextsAreTheProcessors"),
     Break("gpu ranks", "a buffer is written that others still read", "ops/cuda/peer_communicator.cc",
           "own.memory[call_ % 2];", "own.memory[0];",
@@ -363,6 +363,6 @@ BREAKS = (
           "    Gather(context, std::array{SharedTensor{part, x, Cut::kRows}});\n", "",
           "gpu_ranks_test", "GpuRanksTest.LatentAttention*"),
     Break("gpu ranks", "drafts stay on the first rank's device", "ops/cuda/cuda_sampler.cc",
-          "  for (int32_t& token : tokens) token = ops_.ReadToken(token);\n", "",
+          "  for (TokenRef& token : tokens) token = ops_.ReadToken(token);\n", "",
           "gpu_ranks_test", "GpuRanksTest.AChain*"),
 )
