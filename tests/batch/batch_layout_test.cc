@@ -84,7 +84,7 @@ TEST(BatchLayoutTest, DecodesComeFirstByLengthThenPromptsByArrival) {
 
 TEST(BatchLayoutTest, RowsHoldTokensThenDraftsAtTheirPositions) {
   const BatchLayout layout = LayoutBuilder().Decode(6, 3).Build();
-  EXPECT_THAT(layout.token_ids(), ElementsAre(100, -1, -1, -1));
+  EXPECT_THAT(layout.tokens(), ElementsAre(100, -1, -1, -1));
   EXPECT_THAT(layout.positions(), ElementsAre(6, 7, 8, 9));
   // Blocks 7, 8, 9 hold positions 0-3, 4-7, 8-11.
   EXPECT_THAT(layout.slot_mapping(0), ElementsAre(8 * 4 + 2, 8 * 4 + 3, 9 * 4, 9 * 4 + 1));

@@ -63,7 +63,7 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   Add(4, 0, Phase::kDecode, 0, {90}, {8}, {10});                              // row 1
   BatchLayout layout(groups_);
   layout.Assign(work_);
-  ASSERT_THAT(layout.token_ids(), ElementsAre(70, 90, 50, 51, 52, 60, 61, 62, 80, 81));
+  ASSERT_THAT(layout.tokens(), ElementsAre(70, 90, 50, 51, 52, 60, 61, 62, 80, 81));
 
   RowsOfRank of_1(groups_, {1, kRanks});
   of_1.Assign(layout);
@@ -71,7 +71,7 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   EXPECT_THAT(of_1.runs(), testing::ElementsAreArray(runs));
   EXPECT_THAT(of_1.rows(), ElementsAre(0, 2, 3, 4, 8, 9));
   const BatchLayout& own = of_1.layout();
-  EXPECT_THAT(own.token_ids(), ElementsAre(70, 50, 51, 52, 80, 81));
+  EXPECT_THAT(own.tokens(), ElementsAre(70, 50, 51, 52, 80, 81));
   EXPECT_THAT(own.positions(), ElementsAre(3, 5, 6, 7, 4, 5));
   EXPECT_EQ(own.num_decode_rows(), 4);
   EXPECT_THAT(own.slot_mapping(0),

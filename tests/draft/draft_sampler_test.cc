@@ -40,9 +40,9 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
   }
 
   /// Draft 0 of a request per row.
-  std::vector<int32_t> Sample(std::span<const DraftRequest> requests) {
+  std::vector<TokenRef> Sample(std::span<const DraftRequest> requests) {
     const std::vector<size_t> indices = {0, 1, 2};
-    std::vector<int32_t> drafts(kRows);
+    std::vector<TokenRef> drafts(kRows);
     MtpDraftModel modules(model(), GetParam());
     DraftSampler().Sample(modules, 0, hidden(), rows_, indices, requests, 0,
                           {drafts.data(), kRows, 1});
@@ -57,7 +57,7 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
 TEST_P(DraftSamplerTest, TheMostLikelyOfTheFirstTokens) {
   const std::vector<int32_t> tokens = {1};
   const DraftRequest request{.tokens = tokens};
-  const std::vector<int32_t> drafts = Sample(std::vector(kRows, request));
+  const std::vector<TokenRef> drafts = Sample(std::vector(kRows, request));
   for (size_t r = 0; r < kRows; ++r) {
     const auto part = PartOfRow(r);
     EXPECT_EQ(drafts[r], std::max_element(part.begin(), part.end()) - part.begin());
@@ -75,7 +75,7 @@ TEST_P(DraftSamplerTest, DrawsWithTheTargetsNoiseAreWhatItWouldDrawFromTheFirstT
     requests[r].sampling = r == 1 ? nullptr : &params;  // the most likely token among draws
     requests[r].seed = r;
   }
-  const std::vector<int32_t> drafts = Sample(requests);
+  const std::vector<TokenRef> drafts = Sample(requests);
   for (size_t r = 0; r < kRows; ++r) {
     const auto part = PartOfRow(r);
     EXPECT_EQ(drafts[r], r == 1 ? std::max_element(part.begin(), part.end()) - part.begin()
@@ -97,7 +97,7 @@ TEST_P(DraftSamplerTest, DrawsForRejectionSamplingLeaveTheirDistribution) {
     requests[r].draft_probs = probs.data() + r * vocab();
     requests[r].seed = r;
   }
-  const std::vector<int32_t> drafts = Sample(requests);
+  const std::vector<TokenRef> drafts = Sample(requests);
   for (size_t r = 0; r < kRows; ++r) {
     const auto part = PartOfRow(r);
     EXPECT_EQ(drafts[r], Sampler().Sample(params, {r, 3, RandomStream::kDraft}, part));
@@ -109,7 +109,7 @@ TEST_P(DraftSamplerTest, DrawsForRejectionSamplingLeaveTheirDistribution) {
     for (size_t i = 0; i < vocab(); ++i) {
       ASSERT_NEAR(q[i], i < part.size() ? std::exp(processed[i]) / total : 0, 1e-6) << i;
     }
-    EXPECT_GT(q[static_cast<size_t>(drafts[r])], 0);
+    EXPECT_GT(q[static_cast<size_t>(drafts[r].token())], 0);
   }
 }
 

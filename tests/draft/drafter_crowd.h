@@ -103,7 +103,7 @@ class DrafterCrowd {
     for (const RequestRows& r : layout.requests()) where[static_cast<size_t>(r.work_index)] = r;
     std::vector<DraftRequest> requests;
     for (size_t i = 0; i < parts.size(); ++i) requests.push_back(Take(parts[i], where[i]));
-    std::vector<int32_t> drafts(parts.size() * static_cast<size_t>(case_.k), -1);
+    std::vector<TokenRef> drafts(parts.size() * static_cast<size_t>(case_.k), -1);
     drafter_->Propose(requests, depth, rows,
                       {drafts.data(), static_cast<int64_t>(parts.size()), case_.k});
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -126,7 +126,7 @@ class DrafterCrowd {
     DrafterCase compacted = case_;
     compacted.form = DraftForm::kCompacted;
     const auto drafter = MakeDrafter(compacted, 1, fresh);
-    std::vector<int32_t> drafts(static_cast<size_t>(case_.k), -1);
+    std::vector<TokenRef> drafts(static_cast<size_t>(case_.k), -1);
     const int64_t width = Loaded().model->hidden_size();
     const DraftRequest request{.slot = 0,
                                .tokens = m.tokens,
@@ -171,8 +171,8 @@ class DrafterCrowd {
     std::vector<int32_t> tokens = {};
     std::vector<int32_t> blocks = {};
     int32_t computed = 0;
-    int32_t first = 0;                 // of the last step
-    std::vector<int32_t> drafts = {};  // proposed last
+    int32_t first = 0;                  // of the last step
+    std::vector<TokenRef> drafts = {};  // proposed last
     int32_t num_drafts = 0;
   };
 
@@ -222,7 +222,8 @@ class DrafterCrowd {
     const bool decode = part.count == 0;
     m.computed += decode ? 1 + part.accepted : part.count;
     if (decode) {
-      m.tokens.insert(m.tokens.end(), m.drafts.begin(), m.drafts.begin() + part.accepted);
+      const auto accepted = KnownTokens(m.drafts).first(static_cast<size_t>(part.accepted));
+      m.tokens.insert(m.tokens.end(), accepted.begin(), accepted.end());
     }
     const bool samples = decode || m.computed == m.prompt_length;
     if (samples) {

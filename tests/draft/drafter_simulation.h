@@ -124,7 +124,8 @@ class DrafterSimulation {
     const int32_t first = computed_;
     drafts_.resize(static_cast<size_t>(num_drafts_));
     Forward(cache_, hidden_, first, first + 1, drafts_);
-    tokens_.insert(tokens_.end(), drafts_.begin(), drafts_.begin() + accepted);
+    const auto right = KnownTokens(drafts_).first(static_cast<size_t>(accepted));
+    tokens_.insert(tokens_.end(), right.begin(), right.end());
     if (accepted < num_drafts_ && next == drafts_[static_cast<size_t>(accepted)])
       next = (next + 1) % 1500;
     tokens_.push_back(next);
@@ -144,7 +145,7 @@ class DrafterSimulation {
       hidden.insert(hidden.end(), rest.begin(), rest.end());
     }
     const auto drafter = MakeDrafter(DraftForm::kCompacted, fresh);
-    std::vector<int32_t> drafts;
+    std::vector<TokenRef> drafts;
     const bool proposes = computed_ >= prompt_length_;
     const int32_t depth = std::exchange(depth_, case_.k);
     Propose(*drafter, hidden, 0, num_drafts_, drafts);
@@ -209,7 +210,7 @@ class DrafterSimulation {
     return {rows.data(), static_cast<int64_t>(rows.size()) / width, width};
   }
 
-  RequestWork Work(int32_t first, int32_t end, const std::vector<int32_t>& drafts) const {
+  RequestWork Work(int32_t first, int32_t end, const std::vector<TokenRef>& drafts) const {
     const bool decode = first >= prompt_length_;
     return {.slot = kSlot,
             .phase = decode ? Phase::kDecode : Phase::kPromptChunk,
@@ -222,14 +223,14 @@ class DrafterSimulation {
   }
 
   void Forward(KvCache& cache, std::vector<float>& hidden, int32_t first, int32_t end,
-               const std::vector<int32_t>& drafts) const {
+               const std::vector<TokenRef>& drafts) const {
     BatchLayout layout(kBlockSize);
     layout.Assign(std::vector{Work(first, end, drafts)});
     hidden = RunTarget(layout, cache);
   }
 
   void Propose(Drafter& drafter, std::vector<float>& hidden, int32_t first, int32_t n,
-               std::vector<int32_t>& drafts) {
+               std::vector<TokenRef>& drafts) {
     drafts.assign(static_cast<size_t>(case_.k), -1);
     const DraftRequest request{.slot = kSlot,
                                .tokens = tokens_,
@@ -258,7 +259,7 @@ class DrafterSimulation {
   KvCache cache_;
   std::unique_ptr<ModuleDrafter> drafter_;
   std::vector<float> hidden_;
-  std::vector<int32_t> drafts_;
+  std::vector<TokenRef> drafts_;
   int32_t computed_ = 0;
   int32_t num_drafts_ = 0;  // the last ones proposed
   int32_t depth_ = case_.k;

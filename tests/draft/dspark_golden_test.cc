@@ -140,13 +140,13 @@ TEST_P(DSparkGoldenOfCaches, RowsLogitsDraftsAndConfidences) {
                         .first(static_cast<size_t>(kBlock * vocab)),
                     "base logits");
       }
-      int32_t before = known.back();
+      TokenRef before = known.back();
       for (int32_t d = 0; d < kBlock; ++d) {
         // The distribution that the draft is drawn from tells the biased logits.
         SamplingParams sampling;
         std::vector<float> probs(static_cast<size_t>(vocab));
         const DrawRequest drawn = {.sampling = &sampling, .draw = {.seed = 1, .probs = probs}};
-        int32_t token = 0;
+        TokenRef token;
         model_.Draw({0, x_rows, {&d, 1}, {&before, 1}, {&drawn, 1}}, {&token, 1});
         if (c == 0 && !rounded) {
           const auto biased = golden_.Read<float>(name("biased_logits"));

@@ -89,14 +89,14 @@ class FakeDraftModel : public DraftModel {
     }
   }
 
-  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override {
+  void Draw(const DraftDraws& draws, std::span<TokenRef> tokens) override {
     Sampler sampler;
     for (size_t i = 0; i < tokens.size(); ++i) {
       const float* row = draws.hidden.floats().row(draws.rows[i]);
       std::vector<float> logits(static_cast<size_t>(vocab_),
                                 -std::numeric_limits<float>::infinity());
       for (int32_t id = 0; id < kDraftTokens; ++id) {
-        float sum = std::sin(static_cast<float>(draws.tokens_before[i] * (id + 1)));
+        float sum = std::sin(static_cast<float>(draws.tokens_before[i].token() * (id + 1)));
         for (int32_t j = 0; j < kWidth; ++j) {
           sum += row[j] * std::cos(static_cast<float>((j + 1) * (id + draws.m)));
         }
@@ -123,7 +123,7 @@ class FakeDraftModel : public DraftModel {
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       std::array<float, kWidth> entry;
       for (int32_t j = 0; j < kWidth; ++j) {
-        const auto token = static_cast<float>(rows.token_ids()[static_cast<size_t>(r)]);
+        const auto token = static_cast<float>(rows.tokens()[static_cast<size_t>(r)].token());
         entry[static_cast<size_t>(j)] =
             std::tanh(previous.row(r)[j]) + std::sin(token * static_cast<float>(j + 1));
       }

@@ -190,7 +190,7 @@ class EntryCheckingExecutor : public Executor {
     std::vector<float> rows;
     Forward(fresh, slot, fresh_tables, 0, prompt_end, rows);
     Forward(fresh, slot, fresh_tables, prompt_end, slot.computed, rows);
-    std::vector<int32_t> drafts(static_cast<size_t>(options_.k), kNoDraft);
+    std::vector<TokenRef> drafts(static_cast<size_t>(options_.k));
     const DraftRequest request{.tokens = slot.tokens,
                                .prompt_length = slot.parameters->prompt_length,
                                .frontier = slot.computed - 1,

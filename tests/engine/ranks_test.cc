@@ -209,7 +209,7 @@ class ActingDrafter : public NgramDrafter {
  public:
   explicit ActingDrafter(std::function<void()> act) : NgramDrafter(3, 2, 5), act_(std::move(act)) {}
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
-               MatrixView<int32_t> drafts) override {
+               MatrixView<TokenRef> drafts) override {
     NgramDrafter::Propose(requests, depth, target_hidden, drafts);
     if (++calls_ == 4) act_();
   }

@@ -88,12 +88,13 @@ TEST(RequestSlotTest, NothingOfALifeBeforeIsLeft) {
   RequestSlot slot = Admitted(parameters);
   slot.prompt_logprobs.resize(1);
   EXPECT_EQ(Taken(slot, Tokens("a")).prompt_logprobs.size(), 1U);
-  slot.drafts = Tokens("b");
+  slot.drafts = {Tokens("b").front()};
   slot.draft_limit = DraftLimit::kGrammar;
   slot.draft_probs.resize(5);
   slot.num_computed = 3;
   slot.ended = true;
-  std::vector<int32_t> tokens = slot.tokens;
+  const std::span<const int32_t> known = KnownTokens(slot.tokens);
+  const std::vector<int32_t> tokens(known.begin(), known.end());
   slot.Release();
   EXPECT_EQ(slot.parameters, nullptr);
   slot.Admit({.parameters = parameters, .tokens = tokens, .cached_tokens = 1}, kEos, kBundledVocab,

@@ -184,9 +184,9 @@ TEST_P(Eagle3GoldenTest, PassesOnItsOwnOutput) {
         const Values more = Logits(hidden);
         logits.insert(logits.end(), more.begin(), more.end());
       }
-      const std::vector<int32_t> before = {0};
+      const std::vector<TokenRef> before = {0};
       const std::vector<DrawRequest> requests(1);
-      int32_t token = -1;
+      TokenRef token;
       draft.Draw({0, {hidden.data(), 1, draft.width()}, FirstBlocks(1), before, requests},
                  {&token, 1});
       EXPECT_EQ(token, drafts[i]) << "case " << c << " draft " << i;
@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(kAllKvCacheForms)),
     [](const auto& test) {
       std::string name = std::get<0>(test.param).drafter;
-      std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
+      std::ranges::replace_if(
+          name, [](char c) { return c == '-' || c == '.'; }, '_');
       return fmt::format("{}_{}", name, KvCacheFormName(std::get<1>(test.param)));
     });
 

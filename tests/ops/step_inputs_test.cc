@@ -121,7 +121,7 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
     for (int32_t j = 0; j < request.query_length; ++j) {
       const auto r = request.first_row + j;
       const int32_t position = request.context_length + j;
-      const int32_t token = layout.token_ids()[static_cast<size_t>(r)];
+      const int32_t token = layout.tokens()[static_cast<size_t>(r)].token();
       std::vector<float> want(kStepHidden);
       // In a step of this row alone, which has no other token to take.
       if (position > 0) {

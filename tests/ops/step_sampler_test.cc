@@ -137,7 +137,7 @@ TEST_P(StepSamplerTest, DrawAndScore) {
     if (i % 3 != 0) draws[i].sampling = &params;
   }
   const auto sampler = ops.MakeSampler({ops, &pool}, Verifier());
-  std::vector<int32_t> tokens(rows.size());
+  std::vector<TokenRef> tokens(rows.size());
   sampler->Draw(MakeContext(), Rows(), draws, {.rows = kTokens}, tokens);
   std::vector<PositionLogprobs> scores(rows.size());
   std::vector<ScoreRequest> wanted;
@@ -145,11 +145,12 @@ TEST_P(StepSamplerTest, DrawAndScore) {
     const auto part = LogitsOf(static_cast<int64_t>(i), kTokens);
     const auto likeliest = std::max_element(part.begin(), part.end()) - part.begin();
     EXPECT_EQ(tokens[i], i % 3 == 0 ? likeliest : Sampler().Sample(params, {i, 5}, part)) << i;
-    wanted.push_back({.token = tokens[i], .num_top = 3, .result = &scores[i]});
+    wanted.push_back({.token = tokens[i].token(), .num_top = 3, .result = &scores[i]});
   }
   sampler->Score(MakeContext(), Rows(), wanted);
   for (size_t i = 0; i < rows.size(); ++i) {
-    const PositionLogprobs want = ComputeLogprobs(LogitsOf(static_cast<int64_t>(i)), tokens[i], 3);
+    const PositionLogprobs want =
+        ComputeLogprobs(LogitsOf(static_cast<int64_t>(i)), tokens[i].token(), 3);
     EXPECT_EQ(scores[i].chosen.logprob, want.chosen.logprob) << i;
     EXPECT_EQ(scores[i].rank, want.rank) << i;
     EXPECT_EQ(scores[i].top.size(), 3U);
@@ -177,7 +178,7 @@ TEST_P(StepSamplerTest, DrawAmongTokensOfRows) {
     }
   }
   const auto sampler = ops.MakeSampler({ops, &pool}, Verifier());
-  std::vector<int32_t> tokens(rows.size());
+  std::vector<TokenRef> tokens(rows.size());
   sampler->Draw(MakeContext(), Rows(), draws,
                 {.rows = kRows, .ids = ids, .vocab_size = kTargetVocab}, tokens);
   for (size_t i = 0; i < rows.size(); ++i) {

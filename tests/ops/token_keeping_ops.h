@@ -30,8 +30,8 @@ class TokenKeepingOps : public cpu::CpuOps {
     on_host_ = on_device_;
     drafts_read_ = true;
   }
-  int32_t ReadToken(int32_t token) const override {
-    OUTRIDER_CHECK(!IsOnDevice(token) || drafts_read_,
+  int32_t ReadToken(TokenRef token) const override {
+    OUTRIDER_CHECK(!token.on_device() || drafts_read_,
                    "drafts were drawn since the host read them");
     return Resolve(on_host_, token);
   }
@@ -61,7 +61,8 @@ class TokenKeepingOps : public cpu::CpuOps {
                 const RowCopies& copies) const override {
     RowCopies known;
     for (size_t i = 0; i < copies.from().size(); ++i) {
-      known.Add(Resolve(on_device_, copies.from()[i]), copies.to()[i]);
+      const int32_t from = copies.from()[i];
+      known.Add(from < -1 ? Resolve(on_device_, TokenRef::At(-2 - from)) : from, copies.to()[i]);
     }
     CpuOps::CopyRows(context, from, to, known);
   }
@@ -73,8 +74,8 @@ class TokenKeepingOps : public cpu::CpuOps {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override {
-    std::vector<int32_t> tokens;
-    for (const int32_t token : cpu::Cast(inputs).token_ids()) {
+    std::vector<TokenRef> tokens;
+    for (const TokenRef token : cpu::Cast(inputs).tokens()) {
       tokens.push_back(Resolve(on_device_, token));
     }
     EmbedTokens(table, tokens, x);
@@ -106,7 +107,7 @@ class TokenKeepingOps : public cpu::CpuOps {
             {.slot = rows.slot,
              .phase = rows.phase,
              .context_length = rows.context_length - back,
-             .tokens = layout.token_ids().subspan(r, static_cast<size_t>(rows.query_length)),
+             .tokens = layout.tokens().subspan(r, static_cast<size_t>(rows.query_length)),
              .draft_tokens = {},
              .samples = false,
              .block_tables = {rows.block_tables, layout.groups().size()}});
@@ -136,7 +137,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       std::vector<std::vector<int32_t>> drafts;
       for (VerifyRequest& request : known) {
         std::vector<int32_t>& tokens = drafts.emplace_back();
-        for (const int32_t draft : request.input.drafts) tokens.push_back(ops_.ReadToken(draft));
+        for (const TokenRef draft : request.input.drafts) tokens.push_back(ops_.ReadToken(draft));
         request.input.drafts = tokens;
       }
       inner_->Verify(context, rows, known);
@@ -150,7 +151,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       std::vector<std::vector<int32_t>> drafts;
       for (size_t i = 0; i < now.size(); ++i) {
         std::vector<int32_t>& tokens = drafts.emplace_back();
-        for (const int32_t draft : now[i].input.drafts) {
+        for (const TokenRef draft : now[i].input.drafts) {
           tokens.push_back(Resolve(ops_.on_device_, draft));
         }
         now[i].input.drafts = tokens;
@@ -181,13 +182,14 @@ class TokenKeepingOps : public cpu::CpuOps {
     }
 
     void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
-              const DraftTokens& among, std::span<int32_t> tokens) override {
+              const DraftTokens& among, std::span<TokenRef> tokens) override {
       inner_->Draw(context, rows, requests, among, tokens);
       head_seconds_ = inner_->head_seconds();
       for (size_t i = 0; i < requests.size(); ++i) {
         if (!requests[i].draw.probs.empty()) continue;
         const auto place = static_cast<size_t>(requests[i].place);
-        ops_.on_device_.at(place) = std::exchange(tokens[i], TokenOfPlace(requests[i].place));
+        ops_.on_device_.at(place) =
+            std::exchange(tokens[i], TokenRef::At(requests[i].place)).token();
         ops_.on_host_.resize(ops_.on_device_.size());
         ops_.on_host_[place] = kUnread;
         ops_.drafts_read_ = false;
@@ -230,9 +232,9 @@ class TokenKeepingOps : public cpu::CpuOps {
     std::deque<std::vector<int32_t>> copies_;  // of what was kept when these were drawn
   };
 
-  static int32_t Resolve(const std::vector<int32_t>& drafts, int32_t token) {
-    if (!IsOnDevice(token)) return token;
-    const int32_t known = drafts.at(static_cast<size_t>(PlaceOfToken(token)));
+  static int32_t Resolve(const std::vector<int32_t>& drafts, TokenRef token) {
+    if (!token.on_device()) return token.token();
+    const int32_t known = drafts.at(static_cast<size_t>(token.place()));
     OUTRIDER_CHECK(known != kUnread, "a draft that the host has not read");
     return known;
   }

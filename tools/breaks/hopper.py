@@ -370,7 +370,7 @@ BREAKS = (
           "v4_engine_test", "V4EngineTest.*"),
     Break("blocks of drafts", "all drafts but the first follow token 0",
           "ops/cuda/cuda_block_sampler.cc",
-          "TokenOfPlace(draws_.requests[static_cast<size_t>(-1 - before)].place)", "0",
+          "TokenRef::At(draws_.requests[static_cast<size_t>(before.draw)].place)", "TokenRef(0)",
           "v4_engine_test", "V4EngineTest.TextsAreTheProcessors"),
     Break("linear", "drafts write the state", "kernels/cuda/kda/kda_attention_task.cuh",
           "state_end_((end_ - request_.num_drafts) / kStateBlock * kStateBlock)",
@@ -434,6 +434,6 @@ BREAKS = (
           "    Gather(context, std::array{SharedTensor{part, x, Cut::kRows}});\n", "",
           "gpu_ranks_test", "GpuRanksTest.LatentAttention*"),
     Break("gpu ranks", "drafts stay on the first rank's device", "ops/cuda/cuda_sampler.cc",
-          "  for (int32_t& token : tokens) token = ops_.ReadToken(token);\n", "",
+          "  for (TokenRef& token : tokens) token = ops_.ReadToken(token);\n", "",
           "gpu_ranks_test", "GpuRanksTest.AChain*"),
 )

@@ -102,7 +102,7 @@ BREAKS = (
           "history.tokens.size() - history.prompt_length < min_tokens_",
           "sampling_test", "VerifierTest.MinTokensEndsMidWindow"),
     Break("13", "rows do not see the drafts before them", "sampling/verifier.cc",
-          "input.drafts.first(static_cast<size_t>(j))}", "input.drafts.first(0)}",
+          "input.drafts.first(static_cast<size_t>(j))", "input.drafts.first(0)",
           "sampling_test", "VerifierTest.RepetitionPenaltyWhereDraft1IsDraft2"),
     Break("13", "drafts are counted for good", "sampling/logits_processors.cc",
           "  for (const int32_t token : history.drafts) counts_->Remove(token);\n", "",

@@ -55,10 +55,10 @@ BREAKS = (
           "  drafts.clear();\n", "",
           "execute_test", "RequestSlotTest.NothingOfALifeBeforeIsLeft"),
     Break("masks", "the grammar stands before the step's last token", "execute/request_slot.cc",
-          "grammar->Advance(std::span(tokens).subspan(first))",
-          "grammar->Advance(std::span(tokens).subspan(first == size_t(parameters->prompt_length) "
+          "std::span(tokens).subspan(first)",
+          "std::span(tokens).subspan(first == size_t(parameters->prompt_length) "
           "? first : first - 1, tokens.size() - 1 - (first == size_t(parameters->prompt_length) "
-          "? first : first - 1)))",
+          "? first : first - 1))",
           "engine_test", "Drafters/LateStepsTest.MasksFollowWhatTheStepInFlightAccepts/*"),
     Break("end", "a request that has ended runs on", "execute/step_layout.cc",
           "slot.parameters != nullptr && !slot.ended &&", "slot.parameters != nullptr &&",
@@ -93,6 +93,9 @@ BREAKS = (
     Break("later", "a token in flight goes to who has the slot next", "execute/step_runner.cc",
           "unread.slot = nullptr;", "(void)unread;",
           "engine_test", "Drafters/LateStepsTest.WhatFollowsAnEndIsNotTheNextRequests/None"),
+    Break("later", "a token that the host has not read is taken for one", "execute/logits_pass.cc",
+          ".tokens = slot.tokens,", ".tokens = KnownTokens(slot.tokens),",
+          "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevice/None"),
     Break("later", "all requests' last tokens have one place", "execute/logits_pass.cc",
           "SlotPlaces(rows.slot,", "SlotPlaces(0,",
           "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevice/None"),
@@ -103,7 +106,7 @@ BREAKS = (
           "moves ? PlacesOf(r).rejected() : -1", "moves ? -1 : -1",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Repeated"),
     Break("begun", "it reads the hidden row of the step's last row", "draft/module_drafter.h",
-          "TokenOfPlace(PlacesOf(r).last_row())", "r.first_row + r.num_rows - 1",
+          "AddFromPlace(PlacesOf(r).last_row(), row)", "Add(r.first_row + r.num_rows - 1, row)",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Repeated"),
     Break("begun", "who has ended shifts the rows of the others", "draft/chain_drafter.cc",
           "RowOf(pass.begun[w], p)", "RowOf(w, p)",

@@ -39,7 +39,7 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
     num_rows += query_length;
     if (work[index].samples) num_logits_rows += 1 + work[index].draft_tokens.size();
   }
-  token_ids_.resize(num_rows);
+  tokens_.resize(num_rows);
   positions_.resize(num_rows);
   for (std::vector<int64_t>& slots : slot_mapping_) slots.resize(num_rows);
   logits_rows_.resize(num_logits_rows);
@@ -90,7 +90,7 @@ RequestRows BatchLayout::PlaceRequest(const RequestWork& work, int32_t first_row
 
 void BatchLayout::FillRows(const RequestWork& work, const RequestRows& rows) {
   const auto first_row = static_cast<size_t>(rows.first_row);
-  int32_t* tokens = token_ids_.data() + first_row;
+  TokenRef* tokens = tokens_.data() + first_row;
   tokens = std::copy(work.tokens.begin(), work.tokens.end(), tokens);
   std::copy(work.draft_tokens.begin(), work.draft_tokens.end(), tokens);
   std::iota(positions_.begin() + rows.first_row,

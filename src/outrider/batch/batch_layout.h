@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/batch/token_ref.h"
 #include "outrider/kv/cache_group.h"
 
 namespace outrider {
@@ -31,10 +32,10 @@ struct StateWork {
 struct RequestWork {
   int32_t slot = 0;  // request slot
   Phase phase = Phase::kDecode;
-  int32_t context_length = 0;       // tokens whose KV is in the cache
-  std::span<const int32_t> tokens;  // tokens known to be right, from position context_length on
-  std::span<const int32_t> draft_tokens;  // guesses that follow them (kDecode only)
-  bool samples = true;                    // false: no row of this request is sampled
+  int32_t context_length = 0;  // tokens whose KV is in the cache
+  TokenRefs tokens;            // tokens known to be right, from position context_length on
+  TokenRefs draft_tokens;      // guesses that follow them (kDecode only)
+  bool samples = true;         // false: no row of this request is sampled
   /// By cache group; covers context_length + tokens + draft_tokens.
   std::span<const std::vector<int32_t>> block_tables;
   bool prompt_logits = false;  // prompts only: rows that are not sampled need logits too
@@ -79,13 +80,13 @@ class BatchLayout {
   std::span<const RequestRows> requests() const { return requests_; }
   int32_t num_requests() const { return static_cast<int32_t>(requests_.size()); }
   int32_t num_decode_requests() const { return num_decode_requests_; }
-  int32_t num_rows() const { return static_cast<int32_t>(token_ids_.size()); }
+  int32_t num_rows() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t num_decode_rows() const {
     return query_start_loc_[static_cast<size_t>(num_decode_requests_)];
   }
   int32_t num_logits_rows() const { return static_cast<int32_t>(logits_rows_.size()); }
 
-  std::span<const int32_t> token_ids() const { return token_ids_; }  // [rows]
+  std::span<const TokenRef> tokens() const { return tokens_; }       // [rows]
   std::span<const int32_t> positions() const { return positions_; }  // [rows]
   /// [rows] the cache slots of a group that the rows write: page * tokens_per_block + offset.
   std::span<const int64_t> slot_mapping(int32_t group) const {
@@ -106,7 +107,7 @@ class BatchLayout {
   int32_t num_decode_requests_ = 0;
   std::vector<std::pair<size_t, size_t>> order_;  // of rows: query length, index in the work list
   std::vector<RequestRows> requests_;
-  std::vector<int32_t> token_ids_;
+  std::vector<TokenRef> tokens_;
   std::vector<int32_t> positions_;
   std::vector<std::vector<int64_t>> slot_mapping_;  // by group
   std::vector<int32_t> query_start_loc_{0};

@@ -58,12 +58,12 @@ void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
   entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
   block_rows_.Assign(block_windows_, [&](size_t w, int32_t p) {
     const DraftWindow& window = block_windows_[w];
-    return p == window.start ? window.request->tokens.back() : model_->noise_token();
+    return p == window.start ? window.request->tokens.back() : TokenRef(model_->noise_token());
   });
 }
 
 void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-                           MatrixView<int32_t> drafts) {
+                           MatrixView<TokenRef> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
   if (requests.empty()) return;
   LayOut(requests);
@@ -84,7 +84,7 @@ void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth
 }
 
 void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
-                              MatrixView<int32_t> drafts) {
+                              MatrixView<TokenRef> drafts) {
   const auto k = static_cast<size_t>(options_.k);
   confidences_.assign(blocks_.size() * k, 0);
   const size_t tile = std::max<size_t>(1, kLogitsRows / k);
@@ -112,7 +112,7 @@ void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, const Modu
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const size_t i = blocks_[b];
     if (num_drafts_[b] == requests[i].num_drafts) continue;
-    drafts.row(static_cast<int64_t>(i))[num_drafts_[b]] = kNoDraft;
+    drafts.row(static_cast<int64_t>(i))[num_drafts_[b]] = TokenRef();
   }
 }
 
@@ -129,7 +129,7 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
       const DraftRequest& r = requests[blocks_[b]];
       if (d >= r.num_drafts) continue;
       int32_t& last = last_draws_[b - first];
-      before_.push_back(d == 0 ? r.tokens.back() : DrawnBefore(last));
+      before_.push_back({.token = r.tokens.back(), .draw = last});
       last = static_cast<int32_t>(rows_.size());
       rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
       draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));

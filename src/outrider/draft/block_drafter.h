@@ -36,7 +36,7 @@ class BlockDrafter : public Drafter {
   DrafterReach reach() const override { return ReachOf(model_->block_size()); }
   static DrafterReach ReachOf(int32_t block_size) { return {.lookahead = block_size}; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-               MatrixView<int32_t> drafts) override;
+               MatrixView<TokenRef> drafts) override;
   void Reset(int32_t, int32_t) override {}
   /// Drafts that do not pay by the model's confidences are left out from now on.
   void SetStepTimes(const StepTimes& times) override { cut_.SetStepTimes(times); }
@@ -48,7 +48,7 @@ class BlockDrafter : public Drafter {
   void LayOut(std::span<const DraftRequest> requests);
   /// Runs the pass, then draws drafts a tile of requests at a time.
   void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
-                  MatrixView<int32_t> drafts);
+                  MatrixView<TokenRef> drafts);
   /// The draws of requests [first, first + count) of blocks_: all first drafts, then all second
   /// ones, and so on.
   void LayOutDraws(std::span<const DraftRequest> requests, size_t first, size_t count);
@@ -65,14 +65,14 @@ class BlockDrafter : public Drafter {
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> block_windows_;
   std::vector<size_t> blocks_;  // requests that want drafts
-  // Of a tile, as BlockDraws has them.
+  // The draws of a tile, as BlockDraws has them.
   std::vector<int32_t> rows_;
-  std::vector<int32_t> before_;
+  std::vector<TokenBefore> before_;
   std::vector<DrawRequest> draws_;
   std::vector<int32_t> steps_;
   std::vector<std::pair<size_t, int32_t>> drawn_;  // by draw: index in blocks_, step
   std::vector<int32_t> last_draws_;                // by request of the tile
-  std::vector<int32_t> tokens_;                    // by draw
+  std::vector<TokenRef> tokens_;                   // by draw
   std::vector<float> chances_;                     // by draw
   std::vector<float> confidences_;                 // [blocks, k]
   std::vector<int32_t> num_drafts_;                // [blocks]

@@ -29,11 +29,11 @@ DraftWindow ChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
   return {&r, start, r.frontier + 1, role_boundary};
 }
 
-int32_t ChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int32_t index) {
+TokenRef ChainDrafter::TokenAt(const DraftRequest& r, const TokenRef* drafts, int32_t index) {
   const auto known = static_cast<int32_t>(r.tokens.size());
   if (index < known) return r.tokens[static_cast<size_t>(index)];
   // In the middle of a prompt there are no drafts. Any token will do, as the row runs again.
-  return index - known < r.num_drafts ? drafts[index - known] : 0;
+  return index - known < r.num_drafts ? drafts[index - known] : TokenRef(0);
 }
 
 template <typename Visit>

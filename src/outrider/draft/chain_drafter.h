@@ -47,7 +47,7 @@ class ChainDrafter : public ModuleDrafter {
   template <typename Visit>
   void ForEachRow(const DraftRows& rows, Visit visit) const;
   /// Token `index` of a request: a known one, or one of `drafts` after them.
-  static int32_t TokenAt(const DraftRequest& request, const int32_t* drafts, int32_t index);
+  static TokenRef TokenAt(const DraftRequest& request, const TokenRef* drafts, int32_t index);
   void RunLastModule(const Pass& pass, int32_t m);
   /// Draft m of the requests that want it, from the frontier's rows of `hidden`: row_of(i).
   template <typename RowOf>

@@ -74,7 +74,7 @@ class DraftRows {
   BatchLayout layout_;
   AttentionPlan plan_;
   std::unique_ptr<StepInputs> inputs_;
-  std::vector<int32_t> tokens_;        // in order of windows and positions; the last of each window
+  std::vector<TokenRef> tokens_;       // in order of windows and positions; the last of each window
   std::vector<int32_t> sources_;       // [rows] of the next tokens
   std::vector<int32_t> moved_places_;  // [rows] of windows of which one is moved
   std::vector<RequestWork> work_;

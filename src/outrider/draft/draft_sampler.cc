@@ -21,7 +21,7 @@ DrawRequest DraftOf(const DraftRequest& request, int32_t step, int32_t max_draft
 void DraftSampler::Sample(DraftModel& model, int32_t m, Tensor hidden,
                           std::span<const int32_t> rows, std::span<const size_t> indices,
                           std::span<const DraftRequest> requests, int32_t step,
-                          MatrixView<int32_t> drafts) {
+                          MatrixView<TokenRef> drafts) {
   tokens_before_.clear();
   draws_.clear();
   for (const size_t i : indices) {

@@ -21,12 +21,12 @@ class DraftSampler {
   /// it stand in `drafts` [requests, k]. A device may keep them (tokens_on_device.h).
   void Sample(DraftModel& model, int32_t m, Tensor hidden, std::span<const int32_t> rows,
               std::span<const size_t> indices, std::span<const DraftRequest> requests, int32_t step,
-              MatrixView<int32_t> drafts);
+              MatrixView<TokenRef> drafts);
 
  private:
-  std::vector<int32_t> tokens_before_;
+  std::vector<TokenRef> tokens_before_;
   std::vector<DrawRequest> draws_;
-  std::vector<int32_t> tokens_;
+  std::vector<TokenRef> tokens_;
 };
 
 }  // namespace outrider

@@ -41,7 +41,7 @@ struct DrafterReach {
 /// positions first_position .. frontier, and after them those of rejected drafts.
 struct DraftRequest {
   int32_t slot = 0;
-  std::span<const int32_t> tokens;  // all known tokens, those just sampled included
+  TokenRefs tokens;  // all known tokens, those just sampled included
   int32_t prompt_length = 0;
   int32_t first_position = 0;
   int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
@@ -82,7 +82,7 @@ class Drafter {
   }
 
   /// Guesses what follows each request's last known token.
-  /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
+  /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and none.
   /// Until the host reads them they may be on the device (tokens_on_device.h).
   /// target: of the rows of the step, the target's output [rows, hidden], or with taps the outputs
   /// of these layers side by side, [rows, taps * hidden]. Since a slot's Reset, each of its
@@ -92,7 +92,7 @@ class Drafter {
   /// module that has run are those of a recomputation from scratch. With KeptRows::kLast modules
   /// cannot fall behind: all of them run, whatever `depth` is.
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-                       MatrixView<int32_t> drafts) = 0;
+                       MatrixView<TokenRef> drafts) = 0;
 
   /// Seconds spent in a draft model so far, where the target's network does not count them.
   virtual double busy_seconds() const { return 0; }

@@ -34,10 +34,10 @@ void ModuleDrafter::Reset(int32_t slot, int32_t computed) {
 
 int32_t ModuleDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) const {
   int32_t right = state.last_known;
-  for (const int32_t draft : state.drafts) {
+  for (const TokenRef draft : state.drafts) {
     const auto next = static_cast<size_t>(right) + 1;
     if (next >= request.tokens.size()) break;
-    if (request.tokens[next] != model_->device().ops.ReadToken(draft)) break;
+    if (request.tokens[next].token() != model_->device().ops.ReadToken(draft)) break;
     ++right;
   }
   return right;
@@ -88,7 +88,7 @@ void ModuleDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
 }
 
 void ModuleDrafter::FinishPass(const DraftRequest& r, int32_t depth,
-                               std::span<const int32_t> drafts) {
+                               std::span<const TokenRef> drafts) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   state.depth = depth;
   state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
@@ -114,7 +114,7 @@ bool ModuleDrafter::Begin(std::span<const DraftRequest> requests, int32_t depth,
 }
 
 void ModuleDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-                            MatrixView<int32_t> drafts) {
+                            MatrixView<TokenRef> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
   if (target_rows_.kept() == KeptRows::kLast) depth = options_.k;
   const int32_t modules = std::min(depth, num_modules_);

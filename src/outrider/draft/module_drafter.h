@@ -40,7 +40,7 @@ class ModuleDrafter : public Drafter {
   DrafterReach reach() const override { return reach_; }
   bool Begin(std::span<const DraftRequest> requests, int32_t depth, Tensor target) override;
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-               MatrixView<int32_t> drafts) override;
+               MatrixView<TokenRef> drafts) override;
   void Reset(int32_t slot, int32_t computed) override;
   int64_t page_bytes() const override { return target_rows_.page_bytes(); }
   void ReadPage(int32_t page, std::span<std::byte> to) const override {
@@ -62,20 +62,20 @@ class ModuleDrafter : public Drafter {
                 const DrafterReach& reach);
 
   struct SlotState {
-    int32_t first = 0;            // positions below came from the prefix cache
-    int32_t frontier = -1;        // last position that a step has computed
-    int32_t depth = 0;            // modules that the last pass ran
-    int32_t last_known = -1;      // index of the last token that was known then
-    std::vector<int32_t> drafts;  // what the pass drafted after it; may be on the device
-    std::vector<int32_t> next;    // [modules] first position not final; does not rise with m
+    int32_t first = 0;             // positions below came from the prefix cache
+    int32_t frontier = -1;         // last position that a step has computed
+    int32_t depth = 0;             // modules that the last pass ran
+    int32_t last_known = -1;       // index of the last token that was known then
+    std::vector<TokenRef> drafts;  // what the pass drafted after it; may be on the device
+    std::vector<int32_t> next;     // [modules] first position not final; does not rise with m
   };
 
   /// A pass over rows of requests.
   struct Pass {
     std::span<const DraftRequest> requests;
-    int32_t depth = 0;                // modules that run, at least 1
-    Tensor target = {};               // the rows of the step, as module 0 reads them
-    MatrixView<int32_t> drafts = {};  // [requests, k]
+    int32_t depth = 0;                 // modules that run, at least 1
+    Tensor target = {};                // the rows of the step, as module 0 reads them
+    MatrixView<TokenRef> drafts = {};  // [requests, k]
     /// Each request's index in the pass that began with it; empty: none did.
     std::span<const size_t> begun = {};
 
@@ -103,7 +103,7 @@ class ModuleDrafter : public Drafter {
     for_each_row([&](size_t w, int32_t p, int64_t row) {
       const DraftRequest& r = pass.requests[w];
       if (p == kLastRightRow) {
-        step_copies_.Add(TokenOfPlace(PlacesOf(r).last_row()), row);
+        step_copies_.AddFromPlace(PlacesOf(r).last_row(), row);
       } else if (p >= r.first_position) {
         step_copies_.Add(r.first_row + p - r.first_position, row);
       } else {
@@ -150,7 +150,7 @@ class ModuleDrafter : public Drafter {
   /// entry is written twice in a pass.
   void CatchUp(const DraftRequest& request, int32_t depth);
   /// Notes what a pass has run and drafted.
-  void FinishPass(const DraftRequest& request, int32_t depth, std::span<const int32_t> drafts);
+  void FinishPass(const DraftRequest& request, int32_t depth, std::span<const TokenRef> drafts);
 
   std::unique_ptr<DraftModel> model_;
   KvCache& cache_;

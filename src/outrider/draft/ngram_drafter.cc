@@ -13,7 +13,7 @@ NgramDrafter::NgramDrafter(int32_t k, int32_t min_match, int32_t max_match)
   OUTRIDER_CHECK(k >= 1 && min_match >= 1 && min_match <= max_match);
 }
 
-size_t NgramDrafter::Continuation(std::span<const int32_t> tokens) const {
+size_t NgramDrafter::Continuation(std::span<const TokenRef> tokens) const {
   const size_t size = tokens.size();
   size_t best = min_match_ - 1;
   size_t continuation = size;
@@ -31,15 +31,15 @@ size_t NgramDrafter::Continuation(std::span<const int32_t> tokens) const {
 }
 
 void NgramDrafter::Propose(std::span<const DraftRequest> requests, int32_t /*depth*/,
-                           Tensor /*target*/, MatrixView<int32_t> drafts) {
+                           Tensor /*target*/, MatrixView<TokenRef> drafts) {
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& request = requests[i];
     if (request.num_drafts == 0) continue;
-    int32_t* row = drafts.row(static_cast<int64_t>(i));
-    const std::span<const int32_t> tokens = request.tokens;
+    TokenRef* row = drafts.row(static_cast<int64_t>(i));
+    const std::span<const TokenRef> tokens = request.tokens;
     const size_t next = Continuation(tokens);
     if (next == tokens.size()) {
-      row[0] = kNoDraft;
+      row[0] = TokenRef();
       continue;
     }
     for (size_t j = 0; j < static_cast<size_t>(request.num_drafts); ++j) {

@@ -15,13 +15,13 @@ class NgramDrafter : public Drafter {
   int32_t max_drafts() const override { return k_; }
   DrafterReach reach() const override { return {}; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-               MatrixView<int32_t> drafts) override;
+               MatrixView<TokenRef> drafts) override;
   void Reset(int32_t, int32_t) override {}
 
  private:
   /// Where the text goes on after the longest earlier occurrence of its end (the latest of equally
   /// long ones): an index into `tokens`, or its size when there is none.
-  size_t Continuation(std::span<const int32_t> tokens) const;
+  size_t Continuation(std::span<const TokenRef> tokens) const;
 
   int32_t k_;
   size_t min_match_;

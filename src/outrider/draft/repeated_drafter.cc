@@ -53,8 +53,8 @@ void RepeatedDrafter::RunFirstRows(const Pass& pass, bool begins) {
   first_rows_.Assign([&](size_t w, int32_t p) {
     const DraftRequest& r = pass.requests[w];
     const bool draws = begins && r.num_drafts > 0 && p == r.frontier;
-    if (draws) return TokenOfPlace(PlacesOf(r).last_token());
-    return p <= r.frontier ? r.tokens[static_cast<size_t>(p) + 1] : 0;
+    if (draws) return TokenRef::At(PlacesOf(r).last_token());
+    return p <= r.frontier ? r.tokens[static_cast<size_t>(p) + 1] : TokenRef(0);
   });
   const Tensor rows = hidden_.Rows(first_rows_.num_rows());
   GatherTarget(pass, rows, [&](auto visit) { first_rows_.ForEachRow(visit); });

@@ -43,7 +43,7 @@ class PassRows {
       work.push_back({.slot = static_cast<int32_t>(work.size()),
                       .phase = phase,
                       .context_length = context,
-                      .tokens = {tokens.data(), static_cast<size_t>(rows)},
+                      .tokens = std::span(tokens).first(static_cast<size_t>(rows)),
                       .draft_tokens = {},
                       .samples = false,
                       .block_tables = tables_,

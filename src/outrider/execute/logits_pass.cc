@@ -59,7 +59,7 @@ void LogitsPass::FillMasks() {
     const VerifyInput& request = verify_[masked_[static_cast<size_t>(i)]].input;
     uint32_t* const masks = masks_.data() + (request.masks.data - masks_.data());
     masked_slots_[static_cast<size_t>(i)]->grammar->FillMasks(
-        request.drafts, {masks, request.masks.rows, request.masks.cols});
+        KnownTokens(request.drafts), {masks, request.masks.rows, request.masks.cols});
   });
 }
 
@@ -77,7 +77,7 @@ void LogitsPass::ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& 
   ListScoreRows(rows);
   score_.resize(count);
   for (size_t i = 0; i < count; ++i) {
-    score_[i] = {.token = slot.tokens[static_cast<size_t>(rows.context_length) + i + 1],
+    score_[i] = {.token = slot.tokens[static_cast<size_t>(rows.context_length) + i + 1].token(),
                  .num_top = *slot.sampling().prompt_logprobs,
                  .result = &scores[done + i]};
   }

@@ -100,7 +100,7 @@ void Rank::ScorePrompts(const StepLayout& step) {
 }
 
 void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
-                   MatrixView<int32_t> drafts) {
+                   MatrixView<TokenRef> drafts) {
   if (!is_first()) {
     drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
     drafts = {drafts_.data(), drafts.rows, drafts.cols};

@@ -93,7 +93,7 @@ class Rank {
     parts_.drafter->Begin(requests, depth, drafter_reads());
   }
   /// Only the first rank writes to `drafts`.
-  void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<int32_t> drafts);
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<TokenRef> drafts);
   /// What the drafts of a request in `slot` are drawn with; null: they are the most likely tokens.
   const SamplingParams* DraftSampling(const RequestSlot& slot) const;
   /// Whether the distributions that drafts are drawn from are kept for verification.
@@ -113,7 +113,7 @@ class Rank {
  private:
   bool is_first() const { return index() == 0; }
   const RankPlace& cache_place() const { return attention_.cache_place(); }
-  /// Of a page that the rank has.
+  /// The entries of a page that the rank has.
   std::span<std::byte> CachePage(int32_t page) {
     return parts_.cache->page(OwnPage(page, cache_place().ranks));
   }
@@ -132,7 +132,7 @@ class Rank {
   RoutedShape routed_;
   Buffer experts_on_device_;      // [at least rows of inputs_, layers, top_k]
   std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]; empty: not read yet
-  std::vector<int32_t> drafts_;   // of a rank whose drafts nobody reads
+  std::vector<TokenRef> drafts_;  // of a rank whose drafts nobody reads
 };
 
 }  // namespace outrider

@@ -64,7 +64,7 @@ void RequestSlot::Take(size_t first, std::span<const int32_t> eos_token_ids,
     if (ended) break;
   }
   if (grammar) {
-    result.grammar_failed = !grammar->Advance(std::span(tokens).subspan(first));
+    result.grammar_failed = !grammar->Advance(KnownTokens(std::span(tokens).subspan(first)));
     result.grammar_complete = !result.grammar_failed && grammar->complete();
   }
   ended = ended || result.verified.dead_end || result.grammar_failed;

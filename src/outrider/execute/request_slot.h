@@ -15,13 +15,13 @@ namespace outrider {
 
 struct RequestSlot {
   std::shared_ptr<const RequestParameters> parameters;  // null: the slot is free
-  std::vector<int32_t> tokens;                          // prompt and output; the last ones may be
-                                                        // on the device (tokens_on_device.h)
+  std::vector<TokenRef> tokens;                         // prompt and output; the last ones may be
+                                                        // on the device
   int32_t num_computed = 0;                             // of them, those whose KV is cached
-  int32_t state_tokens = 0;     // that the running state holds (kv/running_state.h)
-  bool restores_state = false;  // it is still the one that was found in the prefix cache
-  std::vector<int32_t> drafts;  // to be verified next, after `tokens`; may
-                                // be on the device, but with a grammar
+  int32_t state_tokens = 0;      // that the running state holds (kv/running_state.h)
+  bool restores_state = false;   // it is still the one that was found in the prefix cache
+  std::vector<TokenRef> drafts;  // to be verified next, after `tokens`; may
+                                 // be on the device, but with a grammar
   DraftLimit draft_limit = DraftLimit::kNone;  // why there are no more of them
   std::vector<float> draft_probs;              // [k, vocab] of rejection sampling; empty: certain
   std::optional<LogitsProcessors> processors;  // what the sampling fields do to rows, if anything

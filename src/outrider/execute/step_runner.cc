@@ -171,7 +171,7 @@ void StepRunner::Take(const RequestRows& rows) {
     result.experts_from = rows.context_length;
   }
   if (!work.samples) return;
-  for (const int32_t draft : work.draft_tokens) {
+  for (const TokenRef draft : work.draft_tokens) {
     result.drafts.push_back(first().ops().ReadToken(draft));
   }
   slot.drafts.clear();
@@ -200,7 +200,7 @@ void StepRunner::LeaveTokens(Ticket verify) {
     slot.num_computed = rows.context_length + rows.query_length;
     if (!step_.work(rows).samples) continue;
     outputs().unread.push_back(unread);
-    slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, first().max_drafts()).last_token()));
+    slot.tokens.push_back(TokenRef::At(SlotPlaces(rows.slot, first().max_drafts()).last_token()));
   }
 }
 
@@ -227,7 +227,7 @@ void StepRunner::BeginDrafts() {
     DraftRequest request = DraftRequestOf(rows, StartOfDrafts(rows, rows.num_drafts).frontier);
     const SlotPlaces places(rows.slot, first().max_drafts());
     for (int32_t j = 0; j < rows.num_logits_rows; ++j) {
-      slot.tokens.push_back(TokenOfPlace(places.drawn(j)));
+      slot.tokens.push_back(TokenRef::At(places.drawn(j)));
     }
     request.tokens = slot.tokens;
     draft_requests_.push_back(request);
@@ -270,11 +270,11 @@ void StepRunner::Propose() {
     draft_requests_.push_back(DraftRequestOf(rows, slot.num_computed - 1));
     draft_rows_.push_back(&rows);
   }
-  const MatrixView<int32_t> drafts = DraftFor(wanted_drafts_);
+  const MatrixView<TokenRef> drafts = DraftFor(wanted_drafts_);
   const Ops& ops = first().ops();
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
-    const int32_t* row = drafts.row(static_cast<int64_t>(i));
-    const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
+    const TokenRef* row = drafts.row(static_cast<int64_t>(i));
+    const TokenRef* end = std::find(row, row + draft_requests_[i].num_drafts, TokenRef());
     RequestSlot& slot = step_.slot(*draft_rows_[i]);
     slot.drafts.assign(row, end);
     const auto proposed = static_cast<int32_t>(slot.drafts.size());
@@ -282,9 +282,9 @@ void StepRunner::Propose() {
     // rejection sampling does, as what replaces it depends on what it was drawn from.
     if (slot.grammar) {
       ops.ReadTokens();
-      for (int32_t& draft : slot.drafts) draft = ops.ReadToken(draft);
+      for (TokenRef& draft : slot.drafts) draft = ops.ReadToken(draft);
       const size_t refused = slot.draft_probs.empty() ? 0 : 1;
-      const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
+      const size_t allowed = slot.grammar->CountAllowed(KnownTokens(slot.drafts));
       slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
     }
     const auto allowed_drafts = static_cast<int32_t>(slot.drafts.size());
@@ -299,11 +299,11 @@ void StepRunner::Propose() {
   FinishEntries();
 }
 
-MatrixView<int32_t> StepRunner::DraftFor(int32_t depth) {
+MatrixView<TokenRef> StepRunner::DraftFor(int32_t depth) {
   const auto count = static_cast<int64_t>(draft_requests_.size());
   const int32_t k = first().max_drafts();
   drafts_.resize(static_cast<size_t>(count * k));
-  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
+  const MatrixView<TokenRef> drafts(drafts_.data(), count, k);
   ranks_.Run([&](Rank& rank) { rank.Propose(draft_requests_, depth, drafts); });
   return drafts;
 }

@@ -100,7 +100,7 @@ class StepRunner : public Executor {
   void BeginDrafts();
   DraftRequest DraftRequestOf(const RequestRows& rows, int32_t frontier);
   /// Drafts for the requests in draft_requests_.
-  MatrixView<int32_t> DraftFor(int32_t depth);
+  MatrixView<TokenRef> DraftFor(int32_t depth);
   /// Lets the drafter see the last rows of requests that have ended, where the plan publishes
   /// their blocks.
   void FinishEntries();
@@ -116,7 +116,7 @@ class StepRunner : public Executor {
   // Kept to reuse memory.
   std::vector<DraftRequest> draft_requests_;
   std::vector<const RequestRows*> draft_rows_;  // of each
-  std::vector<int32_t> drafts_;                 // [draft requests, k]
+  std::vector<TokenRef> drafts_;                // [draft requests, k]
 };
 
 }  // namespace outrider

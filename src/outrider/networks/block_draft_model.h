@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "outrider/networks/draft_model.h"
 #include "outrider/ops/block_drafts.h"
@@ -21,21 +22,22 @@ class BlockDraftModel : public DraftModel {
   virtual int32_t noise_token() const = 0;
 
   /// Draws from rows of `hidden`, which Forward gave. tokens[i] = what draw i gave.
-  virtual void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<int32_t> tokens) = 0;
+  virtual void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<TokenRef> tokens) = 0;
 
   /// Forward, then DrawBlocks of pass.hidden: in one run, where the device records runs.
   virtual void ForwardAndDraw(const ModulePass& pass, KvCache& cache, const BlockDraws& draws,
-                              std::span<int32_t> tokens) = 0;
+                              std::span<TokenRef> tokens) = 0;
 
   /// chances[i] = the chance that draw i of the last DrawBlocks is right if those before it are.
   /// The host waits for the device.
   virtual void ReadConfidences(std::span<float> chances) = 0;
 
   /// The draws of one step.
-  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override {
+  void Draw(const DraftDraws& draws, std::span<TokenRef> tokens) override {
     const auto count = static_cast<int32_t>(draws.rows.size());
-    DrawBlocks(draws.hidden, {draws.rows, draws.tokens_before, draws.requests, {&count, 1}},
-               tokens);
+    std::vector<TokenBefore> before;
+    for (const TokenRef token : draws.tokens_before) before.push_back({token});
+    DrawBlocks(draws.hidden, {draws.rows, before, draws.requests, {&count, 1}}, tokens);
   }
 };
 

@@ -29,16 +29,13 @@
 
 namespace outrider {
 
-/// Ends a request's drafts before the wanted number of them.
-inline constexpr int32_t kNoDraft = -1;
-
 /// Drafts to be drawn: draft i from hidden.row(rows[i]).
 struct DraftDraws {
   int32_t m = 0;  // the module that made `hidden`
   Tensor hidden;  // [rows, width]
   std::span<const int32_t> rows;
-  std::span<const int32_t> tokens_before;  // of the target's vocabulary
-  std::span<const DrawRequest> requests;   // positions and distributions are the target's
+  std::span<const TokenRef> tokens_before;  // of the target's vocabulary
+  std::span<const DrawRequest> requests;    // positions and distributions are the target's
 };
 
 class DraftModel {
@@ -78,7 +75,7 @@ class DraftModel {
   virtual void Forward(const ModulePass& pass, KvCache& cache) = 0;
 
   /// tokens[i] = draft i: a token of the target's vocabulary.
-  virtual void Draw(const DraftDraws& draws, std::span<int32_t> tokens) = 0;
+  virtual void Draw(const DraftDraws& draws, std::span<TokenRef> tokens) = 0;
 
   /// Seconds spent in the functions above so far, where the target's network does not count them.
   virtual double busy_seconds() const { return 0; }

@@ -142,7 +142,7 @@ void DSparkDraftModel::RunDraws(Tensor hidden, const DrawMemory& memory) {
 }
 
 void DSparkDraftModel::DrawBlocks(Tensor hidden, const BlockDraws& draws,
-                                  std::span<int32_t> tokens) {
+                                  std::span<TokenRef> tokens) {
   const Stopwatch watch(busy_seconds_);
   sampler_->Assign(draws);
   const DrawMemory memory = MemoryFor(sampler_->num_rows());
@@ -160,7 +160,7 @@ void DSparkDraftModel::DrawBlocks(Tensor hidden, const BlockDraws& draws,
 }
 
 void DSparkDraftModel::ForwardAndDraw(const ModulePass& pass, KvCache& cache,
-                                      const BlockDraws& draws, std::span<int32_t> tokens) {
+                                      const BlockDraws& draws, std::span<TokenRef> tokens) {
   const Tensor hidden = pass.hidden.Rows(0, pass.outputs.num_rows());
   // The sampler tells whether the draws can be part of a run once it has them.
   sampler_->Assign(draws);

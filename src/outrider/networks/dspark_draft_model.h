@@ -29,9 +29,9 @@ class DSparkDraftModel : public BlockDraftModel {
 
   Tensor ReadTarget(Tensor target) override;
   void Forward(const ModulePass& pass, KvCache& cache) override;
-  void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<int32_t> tokens) override;
+  void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<TokenRef> tokens) override;
   void ForwardAndDraw(const ModulePass& pass, KvCache& cache, const BlockDraws& draws,
-                      std::span<int32_t> tokens) override;
+                      std::span<TokenRef> tokens) override;
   void ReadConfidences(std::span<float> chances) override;
   double busy_seconds() const override { return busy_seconds_; }
   ReplayCounts replay_counts() const override { return replayer_->counts(); }

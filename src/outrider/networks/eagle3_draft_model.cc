@@ -183,7 +183,7 @@ HeadRows Eagle3DraftModel::BeforeHead(const Context& context, Tensor hidden,
   return {weights_.head, x, head_rows_};
 }
 
-void Eagle3DraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) {
+void Eagle3DraftModel::Draw(const DraftDraws& draws, std::span<TokenRef> tokens) {
   const Context context = MakeContext(operand_dtype_);
   const Scratch::Frame frame(context.arena);
   const double before = sampler_->head_seconds();

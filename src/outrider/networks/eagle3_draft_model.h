@@ -51,7 +51,7 @@ class Eagle3DraftModel : public DraftModel {
   int32_t first_cache_layer() const override { return first_cache_layer_; }
   Tensor ReadTarget(Tensor target) override;
   void Forward(const ModulePass& pass, KvCache& cache) override;
-  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override;
+  void Draw(const DraftDraws& draws, std::span<TokenRef> tokens) override;
   double busy_seconds() const override { return busy_seconds_; }
   ReplayCounts replay_counts() const override { return replayer_->counts(); }
 

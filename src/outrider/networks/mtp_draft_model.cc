@@ -12,7 +12,7 @@ void MtpDraftModel::Forward(const ModulePass& pass, KvCache& cache) {
   network_.ForwardMtp(pass.m, pass.entries, pass.outputs, cache, pass.previous, pass.hidden);
 }
 
-void MtpDraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) {
+void MtpDraftModel::Draw(const DraftDraws& draws, std::span<TokenRef> tokens) {
   network_.Draw(*sampler_, draws.m, draws.hidden, draws.rows, draws.requests,
                 {.rows = draft_vocab_}, tokens);
 }

@@ -23,7 +23,7 @@ class MtpDraftModel : public DraftModel {
   }
   Tensor ReadTarget(Tensor target) override { return target; }
   void Forward(const ModulePass& pass, KvCache& cache) override;
-  void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override;
+  void Draw(const DraftDraws& draws, std::span<TokenRef> tokens) override;
 
  private:
   Network& network_;

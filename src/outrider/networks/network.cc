@@ -238,7 +238,7 @@ std::optional<Ticket> Network::LaunchVerify(StepSampler& sampler, Tensor hidden,
 
 void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,
                    std::span<const int32_t> rows, std::span<const DrawRequest> requests,
-                   const DraftTokens& among, std::span<int32_t> tokens) {
+                   const DraftTokens& among, std::span<TokenRef> tokens) {
   Sample(sampler, module, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
     sampler.Draw(context, head_rows, requests, among, tokens);
   });

@@ -138,7 +138,7 @@ class Network {
                                      std::span<const VerifyRequest> requests);
   void Draw(StepSampler& sampler, int32_t module, Tensor hidden, std::span<const int32_t> rows,
             std::span<const DrawRequest> requests, const DraftTokens& among,
-            std::span<int32_t> tokens);
+            std::span<TokenRef> tokens);
   void Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
              std::span<const ScoreRequest> requests);
 

@@ -13,18 +13,20 @@
 
 namespace outrider {
 
+/// The token before a draw: one of the target's vocabulary, or what an earlier step's draw gave.
+struct TokenBefore {
+  TokenRef token = {};
+  int32_t draw = -1;  // negative: it is `token`
+};
+
 /// Draws of the tokens of blocks, step by step: those of a step read no token of their own step.
 /// All but `steps` are by draw, in order of steps.
 struct BlockDraws {
   std::span<const int32_t> rows;  // of a drafter's hidden rows
-  /// The token before the draw, of the target's vocabulary, or DrawnBefore(an earlier step's draw).
-  std::span<const int32_t> before;
+  std::span<const TokenBefore> before;
   std::span<const DrawRequest> requests;
   std::span<const int32_t> steps;  // draws of each, at least 1
 };
-
-/// In BlockDraws::before: the token that `draw` gave.
-constexpr int32_t DrawnBefore(int32_t draw) { return -1 - draw; }
 
 /// Runs the draws of one drafter. Operations take rows of draws; a device may lay a step's draws
 /// out with room behind them, whose rows come to nothing.
@@ -56,7 +58,7 @@ class BlockSampler {
 
   /// tokens[i] = what draw i gave, after the last step. It may be on the device
   /// (tokens_on_device.h).
-  virtual void TakeTokens(std::span<int32_t> tokens) = 0;
+  virtual void TakeTokens(std::span<TokenRef> tokens) = 0;
 };
 
 /// A facet of Ops (Ops::block_drafts).

@@ -42,7 +42,7 @@ struct Product {
   bool accumulate = false;
   bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
   float limit = static_cast<float>(kNoActivationLimit);
-  bool float32 = false;  // operands are not rounded (routers)
+  bool float32 = false;  // a CPU does not round operands (routers); a GPU's are bfloat16 anyway
   /// W is so many matrices [N / groups, K] below one another, N / groups a multiple of 16, each for
   /// its own columns of x [rows, groups * K]. Without silu_mul.
   int32_t groups = 1;
@@ -157,7 +157,7 @@ class Ops {
   /// them too.
   virtual void ReadTokens() const {}
   /// The token, also where it is a draft on the device; none was drawn since the host read them.
-  virtual int32_t ReadToken(int32_t token) const { return token; }
+  virtual int32_t ReadToken(TokenRef token) const { return token.token(); }
 
   // Rows.
 

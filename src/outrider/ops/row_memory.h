@@ -27,14 +27,15 @@ class RowMemory {
   Tensor rows_;
 };
 
-/// Which row is copied to which: to[i] = from[i]. A negative number in `from` stands for a row
-/// whose number the device keeps (tokens_on_device.h).
+/// Which row is copied to which: to[i] = from[i]. In `from` -2 - place stands for a row whose
+/// number the device keeps there (tokens_on_device.h).
 class RowCopies {
  public:
   void Add(int64_t from, int64_t to) {
     from_.push_back(static_cast<int32_t>(from));
     to_.push_back(static_cast<int32_t>(to));
   }
+  void AddFromPlace(int32_t place, int64_t to) { Add(-2 - int64_t{place}, to); }
   void clear() {
     from_.clear();
     to_.clear();

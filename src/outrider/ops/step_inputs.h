@@ -62,7 +62,7 @@ class StepInputs {
   /// The next draft inputs: the same rows, each with another token. Row r gets the token that row
   /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows of the
   /// layout].
-  virtual void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) = 0;
+  virtual void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) = 0;
 
   /// Null: attention of all rows runs here.
   virtual const OwnRows* own() const { return nullptr; }

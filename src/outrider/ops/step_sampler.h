@@ -85,7 +85,7 @@ class StepSampler {
   /// numbers have overflowed. Noise and distributions are by token, whatever its row.
   virtual void Draw(const Context& context, const HeadRows& rows,
                     std::span<const DrawRequest> requests, const DraftTokens& among,
-                    std::span<int32_t> tokens) = 0;
+                    std::span<TokenRef> tokens) = 0;
 
   virtual void Score(const Context& context, const HeadRows& rows,
                      std::span<const ScoreRequest> requests) = 0;

@@ -1,17 +1,11 @@
 // Numbers that a device keeps by request slot: the last token, the drafts behind it, and what came
 // of the last step's verification. Passes read them there, without the host's having read them:
-// until it has, it knows their places only. In an array of tokens a negative number stands for such
-// a token, in an array of rows for such a row.
+// until it has, it knows their places only (TokenRef::At, RowCopies::AddFromPlace).
 #pragma once
 
 #include <cstdint>
 
 namespace outrider {
-
-/// What stands for the number at `place`: less than -1.
-constexpr int32_t TokenOfPlace(int32_t place) { return -2 - place; }
-constexpr int32_t PlaceOfToken(int32_t token) { return -2 - token; }
-constexpr bool IsOnDevice(int32_t token) { return token < -1; }
 
 /// Where verification leaves what it came to; negative: nowhere.
 struct VerifyPlaces {

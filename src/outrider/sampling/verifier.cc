@@ -16,7 +16,7 @@ namespace {
 /// What drawing `token` at row `index` says of the draft for that row.
 Judgement Match(const VerifyInput& input, size_t index, int32_t token) {
   if (input.num_accepted >= 0) return {token, std::cmp_less(index, input.num_accepted)};
-  return {token, index < input.drafts.size() && token == input.drafts[index]};
+  return {token, index < input.drafts.size() && token == input.drafts[index].token()};
 }
 
 /// Whether the model's numbers have overflown in the row: nothing may be drawn from it.
@@ -103,9 +103,9 @@ std::span<const float> Verifier::Processed(const VerifyInput& input, int64_t j) 
     ApplyTokenMask({input.masks.row(j), static_cast<size_t>(input.masks.cols)}, processed_);
   }
   if (input.processors != nullptr) {
-    input.processors->Apply(
-        {input.tokens, input.prompt_length, input.drafts.first(static_cast<size_t>(j))},
-        processed_);
+    input.processors->Apply({KnownTokens(input.tokens), input.prompt_length,
+                             KnownTokens(input.drafts.first(static_cast<size_t>(j)))},
+                            processed_);
   }
   return processed_;
 }
@@ -120,7 +120,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
   };
   const bool has_draft = index < input.drafts.size();
   if (has_draft && acceptance_.method == RejectionMethod::kSynthetic) {
-    const int32_t draft = input.drafts[index];
+    const int32_t draft = input.drafts[index].token();
     if (!Forbids(input, index, row, draft) && AcceptsByRate(input, index)) return {draft, true};
     return {draw(), false};
   }
@@ -128,7 +128,8 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
       std::isfinite(row[ArgMax(row)])) {
     const float* q =
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
-    return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);
+    return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index].token(),
+                                    q);
   }
   return Match(input, index, draw());
 }

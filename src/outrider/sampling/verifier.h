@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/batch/token_ref.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logits_processors.h"
 #include "outrider/sampling/logprobs.h"
@@ -23,7 +24,7 @@ inline constexpr int32_t kOverflownRow = -2;
 struct VerifyInput {
   const SamplingParams* params = nullptr;
   uint64_t seed = 0;
-  std::span<const int32_t> tokens;         // prompt and emitted tokens
+  TokenRefs tokens;                        // prompt and emitted tokens
   size_t prompt_length = 0;                // of `tokens`
   LogitsProcessors* processors = nullptr;  // null: none are needed
   /// [1 + drafts.size(), MaskWords(vocab)], the tokens that row j may be drawn from
@@ -40,7 +41,7 @@ struct VerifyInput {
   /// With `drawn`: how many drafts they are, up to the first that they are not; negative: to be
   /// found out.
   int32_t num_accepted = -1;
-  std::span<const int32_t> drafts = {};
+  TokenRefs drafts = {};
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain
 };

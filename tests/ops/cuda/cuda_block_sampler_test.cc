@@ -40,7 +40,7 @@ class BlockSamplerTest : public CudaSamplerTest {
   /// Draws of kSteps from random logits; with `distributions` all that are sampled give theirs.
   void Check(bool distributions) {
     std::vector<int32_t> rows;
-    std::vector<int32_t> before;
+    std::vector<TokenBefore> before;
     std::vector<SamplingParams> params(num_draws_);
     std::vector<std::vector<float>> got_probs(num_draws_);
     std::vector<std::vector<float>> want_probs(num_draws_);
@@ -48,8 +48,8 @@ class BlockSamplerTest : public CudaSamplerTest {
     for (size_t i = 0; i < num_draws_; ++i) {
       rows.push_back(static_cast<int32_t>(random_() % 9));
       const auto draw = static_cast<int32_t>(i);
-      before.push_back(draw < kSteps[0] ? static_cast<int32_t>(random_() % kVocab)
-                                        : DrawnBefore(draw - kSteps[0]));
+      before.push_back({.token = static_cast<int32_t>(random_() % kVocab),
+                        .draw = std::max(draw - kSteps[0], -1)});
       DrawRequest request;
       request.place = static_cast<int32_t>(num_draws_ - i) + 2;
       if (random_() % 3 != 0) {
@@ -110,13 +110,13 @@ class BlockSamplerTest : public CudaSamplerTest {
       got.Draw(context, step, device_logits);
       want.Draw(host, step, logits.view());
     }
-    std::vector<int32_t> got_tokens(num_draws_);
-    std::vector<int32_t> want_tokens(num_draws_);
+    std::vector<TokenRef> got_tokens(num_draws_);
+    std::vector<TokenRef> want_tokens(num_draws_);
     got.TakeTokens(got_tokens);
     want.TakeTokens(want_tokens);
     ops_->ReadTokens();
-    for (int32_t& token : got_tokens) {
-      EXPECT_EQ(IsOnDevice(token), !distributions);
+    for (TokenRef& token : got_tokens) {
+      EXPECT_EQ(token.on_device(), !distributions);
       token = ops_->ReadToken(token);
     }
     EXPECT_EQ(got_tokens, want_tokens);

@@ -20,7 +20,6 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
-#include "outrider/ops/tokens_on_device.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
 
@@ -126,7 +125,7 @@ class Side {
 
 /// The rows of a step.
 struct OpsRows {
-  std::vector<int32_t> tokens;
+  std::vector<TokenRef> tokens;
   std::vector<int32_t> positions;
   TestMatrix x{0, kHidden};
 };
@@ -335,8 +334,7 @@ std::vector<OpsCase> Cases() {
 
 /// One request that is alone in a step, with its pages in the order of `blocks`.
 struct OneRequest {
-  OneRequest(const std::vector<int32_t>& tokens, int32_t context, Phase phase,
-             const std::vector<int32_t>& blocks)
+  OneRequest(TokenRefs tokens, int32_t context, Phase phase, const std::vector<int32_t>& blocks)
       : layout(kBlock), plan(AttentionBackend::kRagged, 32) {
     layout.Assign(std::vector{RequestWork{.slot = 0,
                                           .phase = phase,
@@ -375,7 +373,8 @@ class CudaOpsTest : public HopperTest<> {
                         int32_t count) {
     const Scratch::Frame frame(side.arena());
     const std::vector<int32_t> blocks = {3, 1, 2, 0, 4, 5, 6, 7};
-    const std::vector<int32_t> tokens(in.tokens.begin() + first, in.tokens.begin() + first + count);
+    const TokenRefs tokens =
+        std::span(in.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const OneRequest request(tokens, first, Phase::kDecode, blocks);
     const auto inputs = side.ops().MakeStepInputs();
     inputs->Assign(request.layout, request.plan, RowCount::kExact);
@@ -420,7 +419,7 @@ TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   const TestMatrix want = Run(embed, *gpu_, in, 0, 40);
   ops_->KeepTokens(40);
   gpu_->Copy(ops_->results().tokens(), in.tokens.data(), 40 * sizeof(int32_t));
-  for (int32_t i = 0; i < 40; i += 3) in.tokens[static_cast<size_t>(i)] = TokenOfPlace(i);
+  for (int32_t i = 0; i < 40; i += 3) in.tokens[static_cast<size_t>(i)] = TokenRef::At(i);
   const TestMatrix got = Run(embed, *gpu_, in, 0, 40);
   EXPECT_EQ(got.values, want.values);
 }
@@ -500,7 +499,11 @@ TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
     ops_->KeepTokens(700);
     gpu_->Copy(ops_->results().tokens(), numbers.data(), numbers.size() * sizeof(int32_t));
     for (int32_t r = 0; r < count; ++r) {
-      copies.Add(r % 4 == 3 ? TokenOfPlace(r) : r, count + 1 - r);
+      if (r % 4 == 3) {
+        copies.AddFromPlace(r, count + 1 - r);
+      } else {
+        copies.Add(r, count + 1 - r);
+      }
     }
     ops_->SetZero(gpu_->context(), to);
     ops_->CopyRows(gpu_->context(), from, to, copies);

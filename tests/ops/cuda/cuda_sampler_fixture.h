@@ -29,7 +29,7 @@ struct SampledRequest {
   SamplingParams params;
   std::vector<int32_t> tokens;
   size_t prompt_length = 0;
-  std::vector<int32_t> drafts;
+  std::vector<TokenRef> drafts;
   std::vector<uint32_t> masks;
   int32_t first_row = 0;
 };
@@ -112,7 +112,8 @@ class CudaSamplerTest : public HopperTest<> {
       if (random_() % 8 == 0) r.params.logprobs = kVocab;
       r.tokens = RandomTokens(random_, 1 + random_() % 12);
       r.prompt_length = 1 + random_() % r.tokens.size();
-      r.drafts = RandomTokens(random_, random_() % 5);
+      const std::vector<int32_t> drafts = RandomTokens(random_, random_() % 5);
+      r.drafts.assign(drafts.begin(), drafts.end());
       r.first_row = num_rows;
       num_rows += static_cast<int32_t>(r.drafts.size()) + 1;
       if (random_() % 3 == 0) {

@@ -69,7 +69,7 @@ TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
     }
   }
   const auto sampler = ops_->MakeSampler({*ops_, &pool_}, Verifier());
-  std::vector<int32_t> tokens(rows_.size());
+  std::vector<TokenRef> tokens(rows_.size());
   sampler->Draw(MakeContext(), {head_, x_, rows_}, draws,
                 {.rows = kVocab, .ids = ids, .vocab_size = kTargetVocab}, tokens);
   ops_->ReadTokens();
@@ -81,7 +81,7 @@ TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
     std::vector<float> want_probs(probs[i].size());
     Sampler alone;
     const auto likeliest = std::max_element(by_token.begin(), by_token.end()) - by_token.begin();
-    EXPECT_EQ(IsOnDevice(tokens[i]), i % 3 == 0);
+    EXPECT_EQ(tokens[i].on_device(), i % 3 == 0);
     EXPECT_EQ(ops_->ReadToken(tokens[i]),
               i % 3 == 0 ? likeliest
                          : DrawDraft(alone, params, {.seed = i, .position = 9, .probs = want_probs},

@@ -33,10 +33,10 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
                          .place = num_rows - row});
       }
     }
-    std::vector<int32_t> drafts(draws.size());
+    std::vector<TokenRef> drafts(draws.size());
     const auto drafter = ops_->MakeSampler({*ops_, &pool_}, Verifier());
     drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
-    const std::vector<int32_t> on_device = drafts;
+    const std::vector<TokenRef> on_device = drafts;
     ops_->ReadTokens();
     size_t next = 0;
     Sampler sampler;
@@ -44,7 +44,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
       for (size_t j = 0; j < r.drafts.size(); ++j, ++next) {
         const std::span<const float> logits(
             logits_.view().row(r.first_row + static_cast<int64_t>(j)), kVocab);
-        EXPECT_TRUE(IsOnDevice(drafts[next]));
+        EXPECT_TRUE(drafts[next].on_device());
         r.drafts[j] = ops_->ReadToken(drafts[next]);
         EXPECT_EQ(r.drafts[j], sampler.Sample(r.params,
                                               {static_cast<uint64_t>(r.first_row),
@@ -63,7 +63,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     std::vector<SampledRequest> unread = requests;
     next = 0;
     for (SampledRequest& r : unread) {
-      for (int32_t& draft : r.drafts) draft = drafts[next++];
+      for (TokenRef& draft : r.drafts) draft = drafts[next++];
     }
     const std::vector<VerifiedTokens> got = VerifyOnTheDevice(unread, verifier);
     int accepted = 0;
@@ -196,7 +196,7 @@ TEST_F(CudaSamplerTest, LaterResultsOfDraftsAreTheSame) {
       const int32_t place = first_places + static_cast<int32_t>(i);
       if (!unread[i].drafts.empty()) {
         kept.at(static_cast<size_t>(place)) =
-            std::exchange(unread[i].drafts[0], TokenOfPlace(place));
+            std::exchange(unread[i].drafts[0], TokenRef::At(place)).token();
       }
       verify.push_back({.input = Input(unread[i], nullptr),
                         .first_row = unread[i].first_row,

@@ -10,7 +10,7 @@
 namespace outrider::cpu {
 
 void DrawDrafts(const Context& context, std::span<Sampler> samplers, MatrixView<const float> logits,
-                std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
+                std::span<const DrawRequest> requests, std::span<TokenRef> tokens) {
   OUTRIDER_CHECK(std::cmp_equal(logits.rows, requests.size()) && requests.size() == tokens.size());
   if (context.place().rank == 0) {
     context.pool->ParallelFor(logits.rows, [&](int64_t row, int thread) {
@@ -54,13 +54,14 @@ void CpuBlockSampler::ReadRows(const Context& /*context*/, Tensor hidden, Tensor
 void CpuBlockSampler::EmbedBefore(const Context& /*context*/, const TokenTable& table, size_t step,
                                   Tensor x) const {
   const RowRange rows = rows_of(step);
-  before_.clear();
-  for (int32_t i = rows.first; i < rows.first + rows.count; ++i) {
-    const int32_t before = draws_.before[static_cast<size_t>(i)];
-    OUTRIDER_CHECK(before >= -rows.first, "a token of its own step");
-    before_.push_back(before < 0 ? tokens_[static_cast<size_t>(-1 - before)] : before);
+  OUTRIDER_CHECK(x.rows == rows.count);
+  for (int32_t i = 0; i < rows.count; ++i) {
+    const TokenBefore& before = draws_.before[static_cast<size_t>(rows.first + i)];
+    OUTRIDER_CHECK(before.draw < rows.first, "a token of its own step");
+    const TokenRef& token =
+        before.draw < 0 ? before.token : tokens_[static_cast<size_t>(before.draw)];
+    CpuOps::EmbedTokens(table, {&token, 1}, x.Rows(i, 1));
   }
-  CpuOps::EmbedTokens(table, before_, x);
 }
 
 void CpuBlockSampler::Draw(const Context& context, size_t step, Tensor logits) {
@@ -70,7 +71,7 @@ void CpuBlockSampler::Draw(const Context& context, size_t step, Tensor logits) {
              std::span(tokens_).subspan(first, count));
 }
 
-void CpuBlockSampler::TakeTokens(std::span<int32_t> tokens) {
+void CpuBlockSampler::TakeTokens(std::span<TokenRef> tokens) {
   OUTRIDER_CHECK(tokens.size() == tokens_.size());
   std::ranges::copy(tokens_, tokens.begin());
 }

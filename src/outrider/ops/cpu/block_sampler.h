@@ -13,7 +13,7 @@ namespace outrider::cpu {
 /// tokens[i] = a draft from row i of logits, on the pool's threads. Of several ranks the first one
 /// draws for all.
 void DrawDrafts(const Context& context, std::span<Sampler> samplers, MatrixView<const float> logits,
-                std::span<const DrawRequest> requests, std::span<int32_t> tokens);
+                std::span<const DrawRequest> requests, std::span<TokenRef> tokens);
 
 class CpuBlockSampler : public BlockSampler {
  public:
@@ -28,14 +28,13 @@ class CpuBlockSampler : public BlockSampler {
   void EmbedBefore(const Context& context, const TokenTable& table, size_t step,
                    Tensor x) const override;
   void Draw(const Context& context, size_t step, Tensor logits) override;
-  void TakeTokens(std::span<int32_t> tokens) override;
+  void TakeTokens(std::span<TokenRef> tokens) override;
 
  private:
   BlockDraws draws_;
   std::vector<Sampler> samplers_;  // one per thread
   std::vector<RowRange> steps_;
-  std::vector<int32_t> tokens_;          // by draw
-  mutable std::vector<int32_t> before_;  // of a step; kept to reuse memory
+  std::vector<TokenRef> tokens_;  // by draw
 };
 
 }  // namespace outrider::cpu

@@ -58,7 +58,7 @@ class CpuOps : public Ops,
              bool zero_first, Tensor x) const override;
   std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override;
   /// x[i] = the table's row of tokens[i].
-  static void EmbedTokens(const TokenTable& table, std::span<const int32_t> tokens, Tensor x);
+  static void EmbedTokens(const TokenTable& table, std::span<const TokenRef> tokens, Tensor x);
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,

@@ -97,7 +97,7 @@ void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
 
 void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                       std::span<const DrawRequest> requests, const DraftTokens& among,
-                      std::span<int32_t> tokens) {
+                      std::span<TokenRef> tokens) {
   if (!Follows(context, rows)) {
     DrawFirst(context, rows, requests, among, tokens);
     EndHead(context);
@@ -107,7 +107,7 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
 
 void CpuSampler::DrawFirst(const Context& context, const HeadRows& rows,
                            std::span<const DrawRequest> requests, const DraftTokens& among,
-                           std::span<int32_t> tokens) {
+                           std::span<TokenRef> tokens) {
   const auto gather = [&](bool drawn) -> HeadRows {
     group_.clear();
     group_rows_.clear();

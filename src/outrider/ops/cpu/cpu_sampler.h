@@ -18,7 +18,7 @@ class CpuSampler : public StepSampler {
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
-            const DraftTokens& among, std::span<int32_t> tokens) override;
+            const DraftTokens& among, std::span<TokenRef> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 
@@ -27,7 +27,7 @@ class CpuSampler : public StepSampler {
   /// the tokens.
   void DrawFirst(const Context& context, const HeadRows& rows,
                  std::span<const DrawRequest> requests, const DraftTokens& among,
-                 std::span<int32_t> tokens);
+                 std::span<TokenRef> tokens);
   /// logits[i] = head x[rows[i]] of the first logits.cols tokens, in the host's memory.
   virtual void MakeLogits(const Context& context, const HeadRows& rows, MatrixView<float> logits);
 

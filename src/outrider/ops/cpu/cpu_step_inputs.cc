@@ -25,7 +25,7 @@ const OwnRows* CpuStepInputs::own() const { return part_ == nullptr ? nullptr : 
 void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
                            RowCount /*count*/) {
   AssignBounds(layout, plan);
-  tokens_.Assign(layout.token_ids());
+  tokens_.Assign(layout.tokens());
   positions_ = layout.positions();
   requests_ = layout.requests();
   groups_.resize(layout.groups().size());

@@ -23,15 +23,15 @@ class CpuStepInputs : public StepInputs {
   ~CpuStepInputs() override;
 
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
-  void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override {
+  void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) override {
     tokens_.Shift(sources, tokens);
   }
 
   const OwnRows* own() const override;
 
-  std::span<const int32_t> token_ids() const { return tokens_.tokens(); }  // [rows]
-  std::span<const int32_t> positions() const { return positions_; }        // [rows]
-  std::span<const RequestRows> requests() const { return requests_; }      // of the layout
+  std::span<const TokenRef> tokens() const { return tokens_.tokens(); }  // [rows]
+  std::span<const int32_t> positions() const { return positions_; }      // [rows]
+  std::span<const RequestRows> requests() const { return requests_; }    // of the layout
   /// [rows] of a cache group; negative: the row writes nothing.
   const int64_t* slots(int32_t group) const { return of(group).slots; }
 

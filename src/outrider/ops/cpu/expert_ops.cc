@@ -114,11 +114,11 @@ const Routing& CpuOps::RouteByToken(const Context& context, const RouterSpec& sp
                                     const ExpertWeights& /*w*/, Tensor logits,
                                     const int32_t* table) const {
   OUTRIDER_CHECK(first_row + logits.rows <= inputs.num_rows());
-  const std::span<const int32_t> token_ids = cpu::Cast(inputs).token_ids().subspan(
+  const std::span<const TokenRef> tokens = cpu::Cast(inputs).tokens().subspan(
       static_cast<size_t>(first_row), static_cast<size_t>(logits.rows));
   return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
-    for (size_t r = 0; r < token_ids.size(); ++r) {
-      std::copy_n(table + token_ids[r] * spec.top_k, spec.top_k,
+    for (size_t r = 0; r < tokens.size(); ++r) {
+      std::copy_n(table + tokens[r].token() * spec.top_k, spec.top_k,
                   ids + static_cast<int64_t>(r) * spec.top_k);
     }
     WeighRows(spec, logits.floats(), ids, weights);

@@ -155,7 +155,7 @@ void EndHead(const Context& context) {
   Broadcast(context, std::span(&call, 1));
 }
 
-void ShareTokens(const Context& context, std::span<int32_t> tokens) {
+void ShareTokens(const Context& context, std::span<TokenRef> tokens) {
   if (context.place().ranks > 1) Broadcast(context, tokens);
 }
 

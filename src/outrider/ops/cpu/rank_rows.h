@@ -48,7 +48,7 @@ void EndHead(const Context& context);
 void FollowHead(const Context& context, Tensor x, const Weight& head);
 
 /// The tokens that rank 0 drew, which all ranks go on with.
-void ShareTokens(const Context& context, std::span<int32_t> tokens);
+void ShareTokens(const Context& context, std::span<TokenRef> tokens);
 
 /// The parts of the first num_tokens of a head's `size` rows, by rank.
 std::span<const Share> HeadShares(const Context& context, int64_t size, int64_t num_tokens);

@@ -49,26 +49,20 @@ std::unique_ptr<BlockSampler> CpuOps::MakeBlockSampler(const Device& device) con
   return std::make_unique<CpuBlockSampler>(device.pool->size());
 }
 
-void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
+void CpuOps::Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
                    bool zero_first, Tensor x) const {
   const CpuStepInputs& rows = Cast(inputs);
-  const MatrixView<float> out = x.floats();
-  OUTRIDER_CHECK(std::cmp_equal(rows.token_ids().size(), out.rows) && out.cols == table.cols);
-  for (int64_t r = 0; r < out.rows; ++r) {
-    const auto i = static_cast<size_t>(r);
-    if (zero_first && rows.positions()[i] == 0) {
-      std::fill_n(out.row(r), out.cols, 0.0F);
-    } else {
-      Packed(table).Read(rows.token_ids()[i], out.row(r));
-    }
+  EmbedTokens(table, rows.tokens(), x);
+  for (int64_t r = 0; zero_first && r < x.rows; ++r) {
+    if (rows.positions()[static_cast<size_t>(r)] == 0) SetZero(context, x.Rows(r, 1));
   }
 }
 
-void CpuOps::EmbedTokens(const TokenTable& table, std::span<const int32_t> tokens, Tensor x) {
+void CpuOps::EmbedTokens(const TokenTable& table, std::span<const TokenRef> tokens, Tensor x) {
   const MatrixView<float> out = x.floats();
   OUTRIDER_CHECK(std::cmp_equal(tokens.size(), out.rows) && out.cols == table.cols);
   for (int64_t r = 0; r < out.rows; ++r) {
-    Packed(table).Read(tokens[static_cast<size_t>(r)], out.row(r));
+    Packed(table).Read(tokens[static_cast<size_t>(r)].token(), out.row(r));
   }
 }
 

@@ -10,7 +10,6 @@
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/request_sampling.h"
-#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
 
@@ -45,15 +44,15 @@ void CudaBlockSampler::Stage() {
     for (; draw < first + draws_.steps[step]; ++draw, ++row) {
       const auto i = static_cast<size_t>(draw);
       const DrawRequest& request = draws_.requests[i];
-      const int32_t before = draws_.before[i];
-      OUTRIDER_CHECK(before >= -first, "a token of its own step");
+      const TokenBefore& before = draws_.before[i];
+      OUTRIDER_CHECK(before.draw < first, "a token of its own step");
       OUTRIDER_CHECK(request.draw.position < std::numeric_limits<int32_t>::max());
       OUTRIDER_CHECK(request.place >= 0 &&
                      std::cmp_less(request.place, ops_.results().num_tokens()));
       rows_[row] = draws_.rows[i];
-      before_[row] = before >= 0
-                         ? before
-                         : TokenOfPlace(draws_.requests[static_cast<size_t>(-1 - before)].place);
+      before_[row] = before.draw < 0
+                         ? before.token
+                         : TokenRef::At(draws_.requests[static_cast<size_t>(before.draw)].place);
       places_[row] = request.place;
       positions_[row] = static_cast<int32_t>(request.draw.position);
       sampling_[row].temperature = 0;
@@ -103,13 +102,13 @@ void CudaBlockSampler::EmbedBefore(const Context& context, const TokenTable& tab
   const int32_t* tokens = arrays_.At<int32_t>(before_at_) + first;
   const Scratch::Frame frame(context.arena);
   if (host_draws_) {
-    std::vector<int32_t> known(static_cast<size_t>(room_), 0);
+    std::vector<TokenRef> known(static_cast<size_t>(room_), 0);
     const auto draw = static_cast<size_t>(FirstDraw(step));
     for (size_t i = 0; std::cmp_less(i, draws_.steps[step]); ++i) {
-      const int32_t before = draws_.before[draw + i];
-      known[i] = before >= 0 ? before : host_tokens_[static_cast<size_t>(-1 - before)];
+      const TokenBefore& before = draws_.before[draw + i];
+      known[i] = before.draw < 0 ? before.token : host_tokens_[static_cast<size_t>(before.draw)];
     }
-    tokens = Upload<int32_t>(context, known, ops_.stream());
+    tokens = Upload<int32_t>(context, KnownTokens(known), ops_.stream());
   }
   CheckCuda(outrider::cuda::CopyRows({.num_rows = x.rows,
                                       .cols = x.cols,
@@ -159,13 +158,13 @@ void CudaBlockSampler::DrawOnHost(const Context& context, size_t step, Tensor lo
                   std::span(host_tokens_).subspan(first, count));
 }
 
-void CudaBlockSampler::TakeTokens(std::span<int32_t> tokens) {
+void CudaBlockSampler::TakeTokens(std::span<TokenRef> tokens) {
   OUTRIDER_CHECK(tokens.size() == draws_.requests.size());
   if (host_draws_) {
     std::ranges::copy(host_tokens_, tokens.begin());
     return;
   }
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = TokenOfPlace(draws_.requests[i].place);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = TokenRef::At(draws_.requests[i].place);
   ops_.DraftsAreDrawn();
 }
 

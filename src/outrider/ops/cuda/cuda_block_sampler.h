@@ -36,7 +36,7 @@ class CudaBlockSampler : public BlockSampler {
   void EmbedBefore(const Context& context, const TokenTable& table, size_t step,
                    Tensor x) const override;
   void Draw(const Context& context, size_t step, Tensor logits) override;
-  void TakeTokens(std::span<int32_t> tokens) override;
+  void TakeTokens(std::span<TokenRef> tokens) override;
 
  private:
   /// Lays out what the kernels read and begins to copy it.
@@ -56,14 +56,14 @@ class CudaBlockSampler : public BlockSampler {
   size_t places_at_ = 0;
   size_t positions_at_ = 0;
   size_t sampling_at_ = 0;
-  size_t counts_at_ = 0;              // [steps]
-  size_t numbers_at_ = 0;             // [room + 1]: 0, 1, 2 ..
-  size_t zeros_at_ = 0;               // [room]
-  std::vector<Sampler> samplers_;     // the host's, one per thread
-  std::vector<int32_t> host_tokens_;  // by draw, of draws on the host
+  size_t counts_at_ = 0;               // [steps]
+  size_t numbers_at_ = 0;              // [room + 1]: 0, 1, 2 ..
+  size_t zeros_at_ = 0;                // [room]
+  std::vector<Sampler> samplers_;      // the host's, one per thread
+  std::vector<TokenRef> host_tokens_;  // by draw, of draws on the host
   // Of all steps [steps, room]; kept to reuse memory.
   std::vector<int32_t> rows_;
-  std::vector<int32_t> before_;
+  std::vector<TokenRef> before_;
   std::vector<int32_t> places_;
   std::vector<int32_t> positions_;
   std::vector<RequestSampling> sampling_;

@@ -21,7 +21,6 @@
 #include "outrider/ops/cuda/hopper_gpu.h"
 #include "outrider/ops/cuda/kernel_arguments.h"
 #include "outrider/ops/cuda/peer_rows.h"
-#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
 
@@ -127,9 +126,9 @@ void CudaOps::ReadTokens() const {
   Wait(LaunchReading(0));
 }
 
-int32_t CudaOps::ReadToken(int32_t token) const {
-  if (!IsOnDevice(token)) return token;
-  const auto place = static_cast<size_t>(PlaceOfToken(token));
+int32_t CudaOps::ReadToken(TokenRef token) const {
+  if (!token.on_device()) return token.token();
+  const auto place = static_cast<size_t>(token.place());
   OUTRIDER_CHECK(drafts_read_ && place < results_.num_tokens());
   return std::max(results_.host_tokens()[place], 0);
 }

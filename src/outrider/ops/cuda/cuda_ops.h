@@ -133,7 +133,7 @@ class CudaOps : public Ops,
 
   void KeepTokens(int32_t count) const override;
   void ReadTokens() const override;
-  int32_t ReadToken(int32_t token) const override;
+  int32_t ReadToken(TokenRef token) const override;
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;

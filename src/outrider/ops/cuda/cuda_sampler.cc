@@ -51,7 +51,7 @@ bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
     drawn->sampling.repetition_penalty = params.repetition_penalty;
     drawn->sampling.presence_penalty = params.presence_penalty;
     drawn->sampling.frequency_penalty = params.frequency_penalty;
-    drawn->counts = input.processors->Counts({input.tokens, input.prompt_length, {}});
+    drawn->counts = input.processors->Counts({KnownTokens(input.tokens), input.prompt_length, {}});
   }
   return true;
 }
@@ -59,7 +59,7 @@ bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
 void CudaSampler::AddForbidden(int32_t vocab_size) {
   const auto forbids = [](const VerifyInput& input) {
     return input.processors != nullptr &&
-           input.processors->MayForbid({input.tokens, input.prompt_length, {}});
+           input.processors->MayForbid({KnownTokens(input.tokens), input.prompt_length, {}});
   };
   const size_t words = MaskWords(vocab_size);
   size_t num_rows = 0;
@@ -77,9 +77,9 @@ void CudaSampler::AddForbidden(int32_t vocab_size) {
     masks = {next, drawn_rows_[n].num_rows, static_cast<int64_t>(words)};
     for (int64_t j = 0; j < masks.rows; ++j, next += words) {
       if (of_grammar.data != nullptr) std::copy_n(of_grammar.row(j), words, next);
-      input.processors->Forbid(
-          {input.tokens, input.prompt_length, input.drafts.first(static_cast<size_t>(j))},
-          {next, words});
+      input.processors->Forbid({KnownTokens(input.tokens), input.prompt_length,
+                                KnownTokens(input.drafts.first(static_cast<size_t>(j)))},
+                               {next, words});
     }
   }
 }
@@ -99,7 +99,7 @@ void CudaSampler::VerifyCopies::Assign(std::span<const VerifyRequest> originals)
 
 void CudaSampler::VerifyCopies::ReadDrafts(const CudaOps& ops) {
   ops.ReadTokens();
-  for (int32_t& draft : drafts) draft = ops.ReadToken(draft);
+  for (TokenRef& draft : drafts) draft = ops.ReadToken(draft);
 }
 
 RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRows& rows) {
@@ -188,7 +188,7 @@ void CudaSampler::Wait(Ticket ticket) {
 
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,
                        std::span<const DrawRequest> requests, const DraftTokens& among,
-                       std::span<int32_t> tokens) {
+                       std::span<TokenRef> tokens) {
   if (context.place().rank > 0) return host_.Draw(context, rows, {}, among, tokens);
   DrawToPlaces(context, rows, requests, among, tokens);
   if (!host_draws_.empty()) {
@@ -200,14 +200,14 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   if (context.place().ranks == 1) return;
   // Places are of this device: the others go on with the tokens themselves, and so do we.
   ops_.ReadTokens();
-  for (int32_t& token : tokens) token = ops_.ReadToken(token);
+  for (TokenRef& token : tokens) token = ops_.ReadToken(token);
   cpu::EndHead(context);
   cpu::ShareTokens(context, tokens);
 }
 
 void CudaSampler::DrawToPlaces(const Context& context, const HeadRows& rows,
                                std::span<const DrawRequest> requests, const DraftTokens& among,
-                               std::span<int32_t> tokens) {
+                               std::span<TokenRef> tokens) {
   drawn_rows_.clear();
   host_draws_.clear();
   host_draw_requests_.clear();
@@ -226,7 +226,7 @@ void CudaSampler::DrawToPlaces(const Context& context, const HeadRows& rows,
                        .position = request.draw.position,
                        .place = request.place};
     OUTRIDER_CHECK(request.place >= 0 && std::cmp_less(request.place, ops_.results().num_tokens()));
-    tokens[i] = TokenOfPlace(request.place);
+    tokens[i] = TokenRef::At(request.place);
     drawn.sampling.temperature = 0;
     if (request.sampling != nullptr) {
       drawn.sampling = SamplingOf(*request.sampling, request.draw.seed);

@@ -32,7 +32,7 @@ class CudaSampler : public StepSampler {
   bool Ready(Ticket ticket) const override { return drawer_.Ready(LaunchedBy(ticket).drawing); }
   void Wait(Ticket ticket) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
-            const DraftTokens& among, std::span<int32_t> tokens) override;
+            const DraftTokens& among, std::span<TokenRef> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 
@@ -51,7 +51,7 @@ class CudaSampler : public StepSampler {
   /// Copies of the requests of a call.
   struct VerifyCopies {
     std::vector<VerifyRequest> requests;  // with drafts in:
-    std::vector<int32_t> drafts;          // of all of them
+    std::vector<TokenRef> drafts;         // of all of them
 
     void Assign(std::span<const VerifyRequest> originals);
     /// All drafts are on the host then.
@@ -76,7 +76,7 @@ class CudaSampler : public StepSampler {
   /// Draws what the kernel draws, at the requests' places; notes the rest in host_draws_.
   void DrawToPlaces(const Context& context, const HeadRows& rows,
                     std::span<const DrawRequest> requests, const DraftTokens& among,
-                    std::span<int32_t> tokens);
+                    std::span<TokenRef> tokens);
   /// What the kernel draws for `request`; false: the host draws.
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
@@ -103,7 +103,7 @@ class CudaSampler : public StepSampler {
   std::vector<size_t> host_draws_;
   std::vector<DrawRequest> host_draw_requests_;
   std::vector<int32_t> host_rows_;
-  std::vector<int32_t> host_drafts_;
+  std::vector<TokenRef> host_drafts_;
   std::vector<uint32_t> forbidden_;  // masks that AddForbidden made
   std::vector<ScoreRequest> host_scores_;
 };

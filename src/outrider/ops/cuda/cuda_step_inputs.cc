@@ -94,7 +94,7 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
              std::ranges::all_of(layout.requests(), IsGenerated) &&
              NumRows(Decodes()) == layout.num_rows() && states_.IsPlain();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
-  tokens_.Assign(layout.token_ids());
+  tokens_.Assign(layout.tokens());
   moved_places_.assign(places.begin(), places.end());
   OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
   for (size_t r = 0; r < places.size(); ++r) {
@@ -133,8 +133,7 @@ std::span<const RequestRows> CudaStepInputs::PerHeadPrompts() const {
   return plan_->one_path().subspan(HasOnePath() ? Decodes().size() : 0);
 }
 
-void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources,
-                                 std::span<const int32_t> tokens) {
+void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) {
   tokens_.Shift(sources, tokens);
   arrays_.Replace(tokens_at_, tokens_.tokens());
   arrays_.CopyFirst(tokens_at_ + tokens_.tokens().size_bytes());
@@ -144,7 +143,7 @@ void CudaStepInputs::Copy() const {
   const auto count = static_cast<size_t>(num_rows());
   const int32_t true_count = layout_->num_rows();
   arrays_.Clear();
-  tokens_at_ = arrays_.Add(tokens_.tokens(), count);
+  tokens_at_ = arrays_.Add(tokens_.tokens(), count, TokenRef(0));
   const size_t positions = arrays_.Add(layout_->positions(), count);
   const size_t true_rows = arrays_.Add(std::span(&true_count, 1), 1);
   states_.Add(arrays_, num_rows(), rounded_);

@@ -83,10 +83,10 @@ class CudaStepInputs : public StepInputs {
   }
   void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
                    std::span<const int32_t> places) override;
-  void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override;
+  void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) override;
   const OwnRows* own() const override;
 
-  const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device
+  const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device, of TokenRefs
   const int32_t* positions() const { return positions_; }  // [rows] on the device
   /// [1] on the device: rows but for those that were added. Null where none were.
   const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }

@@ -22,7 +22,7 @@ struct DrawnRows {
   int32_t first_row = 0;  // of HeadRows::rows
   int32_t num_rows = 1;
   int64_t position = 0;  // of the token that the first row predicts
-  std::span<const int32_t> drafts = {};
+  std::span<const TokenRef> drafts = {};
   MatrixView<const uint32_t> masks = {};
   LogitsProcessors* processors = nullptr;
   std::span<const TokenCounts::Entry> counts = {};
@@ -102,7 +102,7 @@ class RowDrawer {
   std::vector<int32_t> output_rows_;
   std::vector<int32_t> first_mask_;
   std::vector<uint32_t> masks_;
-  std::vector<int32_t> token_ids_;
+  std::vector<TokenRef> token_ids_;
   std::vector<int32_t> logit_rows_;
   std::vector<int32_t> bias_tokens_;
   std::vector<float> bias_values_;
