@@ -129,7 +129,9 @@ def measure(client, tokens, vocab):
 
 def bytes_of(outrider, model, flags, tokens):
     """Of the KV cache of so many tokens, with what drafters keep."""
-    command = [outrider, "explain", model, *flags, "--kv-cache-memory-bytes", str(GIBIBYTE), "--json"]
+    # A cache that is smaller than a context is refused, so the context is a short one.
+    command = [outrider, "explain", model, *flags, "--max-model-len", "256",
+               "--kv-cache-memory-bytes", str(GIBIBYTE), "--json"]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise ServerError(f"{' '.join(map(str, command))}:\n{done.stderr.strip()}")
@@ -138,10 +140,11 @@ def bytes_of(outrider, model, flags, tokens):
 
 
 def run(arguments, model, flags, name):
-    flags = ["--max-model-len", str(arguments.tokens + ANSWER), *map(str, flags)]
+    flags = list(map(str, flags))
     size = bytes_of(arguments.outrider, model, flags, arguments.tokens)
-    memory = ["--kv-cache-memory-bytes", str(int(POOL * size)), "--kv-offload-memory-bytes", str(HOST * size)]
-    with Server(arguments.outrider, model, [*flags, *memory]) as server:
+    sizes = ["--max-model-len", str(arguments.tokens + ANSWER), "--kv-cache-memory-bytes", str(int(POOL * size)),
+             "--kv-offload-memory-bytes", str(HOST * size)]
+    with Server(arguments.outrider, model, [*flags, *sizes]) as server:
         first, later, again = measure(Client(server.address), arguments.tokens, arguments.vocab)
     milliseconds = [1e3 * statistics.median(times) for times in (first, later, again)]
     print("| conversation | comes back while another is copied out, ms | comes back, ms | computed again, ms "
