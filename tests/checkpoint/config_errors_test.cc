@@ -97,6 +97,16 @@ TEST(ConfigErrorsTest, IndexersOfOtherLayersAreRefused) {
   EXPECT_THAT(error("index_head_dim", 32), HasSubstr("\"index_head_dim\" is 32"));
   EXPECT_THAT(error("q_lora_rank", nullptr), HasSubstr("\"q_lora_rank\""));
   EXPECT_THAT(error("layer_types", json::array({"full_attention"})), HasSubstr("\"layer_types\""));
+  json published = config;  // GLM-5.2's
+  std::vector<std::string> types(61, "shared");
+  for (size_t i = 0; i < types.size(); i += i < 3 ? 1 : 4) types[i] = "full";
+  published.update({{"indexer_types", types},
+                    {"index_topk_pattern", nullptr},
+                    {"index_topk_freq", 4},
+                    {"index_skip_topk_offset", 3},
+                    {"index_share_for_mtp_iteration", true}});
+  EXPECT_THAT(ErrorOfText(published.dump()),
+              AllOf(HasSubstr("\"indexer_types\""), HasSubstr("\"index_topk_freq\" is 4")));
   config.erase("index_topk");
   EXPECT_THAT(ErrorOfText(config.dump()), HasSubstr("\"index_topk\" is missing"));
 }

@@ -4,7 +4,7 @@
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] [--late 1] [--v4 1]
 //                           [--eagle3 1] [--sparse 1] [--step 1] [--hybrid 1] [--device cuda]
-//                           [--int4 1]
+//                           [--int4 1] [--fp8-cache 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -13,7 +13,10 @@
 //
 // With --eagle3 1 all drafters are EAGLE-3 drafters, half of the rounds with the bundled one.
 //
-// With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
+// With --sparse 1 all models are DeepSeek-V3.2s and GLM-5s, whose rows read 12 tokens; in half of
+// the rounds over FP8 caches.
+//
+// With --fp8-cache 1 all models have FP8 caches.
 //
 // With --step 1 all models are Step-3.5s.
 //
@@ -78,6 +81,7 @@ struct Arguments {
   bool eagle3 = false;
   bool sparse = false;
   bool int4 = false;
+  bool fp8_cache = false;
   bool step = false;
   bool hybrid = false;
   int32_t ranks = 1;
@@ -89,7 +93,7 @@ struct Arguments {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
              "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
-             "[--ranks N] [--divided 1] "
+             "[--fp8-cache 1] [--ranks N] [--divided 1] "
              "[--device cpu|cuda]\n");
   std::exit(2);
 }
@@ -127,6 +131,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.sparse = value != 0;
     } else if (name == "--int4") {
       arguments.int4 = value != 0;
+    } else if (name == "--fp8-cache") {
+      arguments.fp8_cache = value != 0;
     } else if (name == "--step") {
       arguments.step = value != 0;
     } else if (name == "--hybrid") {
@@ -160,7 +166,7 @@ enum class Shape {
   kV4,        // DeepSeek-V4 with its MTP module
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
   kSparse,    // DeepSeek-V3.2 with its MTP module
-  kGlm5,      // GLM-5 with its MTP module, of sizes that a GPU takes
+  kGlm5,      // GLM-5 with its MTP module
   kInt4,      // the bundled one, whose experts are INT4
   kLing,      // Ling-3.0
   kKimi,      // Kimi-Linear
@@ -187,11 +193,21 @@ constexpr std::array kModels = {
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
     ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
     ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
-    // The last four are those of --sparse 1.
     ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
     ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
     ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
     ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
+};
+
+constexpr std::array kSparseModels = {
+    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
+    ModelChoice{"small GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
+    ModelChoice{"small GLM-5, float32", DType::kF32, 18, Shape::kGlm5},
+    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
+    ModelChoice{"small GLM-5, bfloat16, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
+    ModelChoice{"small GLM-5, float32, FP8 cache", DType::kF32, 18, Shape::kGlm5, true},
 };
 
 constexpr std::array kV4Models = {
@@ -313,6 +329,7 @@ class Fuzz {
         eagle3_(arguments.eagle3),
         sparse_(arguments.sparse),
         int4_(arguments.int4),
+        fp8_cache_(arguments.fp8_cache),
         step_(arguments.step),
         hybrid_(arguments.hybrid),
         ranks_(arguments.ranks),
@@ -453,6 +470,15 @@ class Fuzz {
   }
 
   const ModelChoice& RandomModel() {
+    constexpr int kMostDraws = 1000;
+    for (int draw = 0; draw < kMostDraws; ++draw) {
+      const ModelChoice& model = AnyModel();
+      if (!fp8_cache_ || model.rounded_cache) return model;
+    }
+    throw Error(ErrorCode::kInvalidArgument, "--fp8-cache: none of these models has an FP8 cache");
+  }
+
+  const ModelChoice& AnyModel() {
     if (int4_) {
       // A processor has no rounded cache of latent entries.
       return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
@@ -465,7 +491,7 @@ class Fuzz {
     if (hybrid_) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
-    if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 4)));
+    if (sparse_) return kSparseModels.at(static_cast<size_t>(Uniform(0, kSparseModels.size() - 1)));
     if (eagle3_) return kEagle3Models.at(static_cast<size_t>(Uniform(0, kEagle3Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
@@ -498,7 +524,7 @@ class Fuzz {
         o.checkpoint = on_gpu() ? gpu_v32_model_.directory() : small_sparse_model_.directory();
         break;
       case Shape::kGlm5:
-        o.checkpoint = gpu_glm5_model_.directory();
+        o.checkpoint = on_gpu() ? gpu_glm5_model_.directory() : small_glm5_model_.directory();
         break;
       case Shape::kLing:
         o.checkpoint = small_ling_.directory();
@@ -732,6 +758,7 @@ class Fuzz {
   bool eagle3_;
   bool sparse_;
   bool int4_;
+  bool fp8_cache_;
   bool step_;
   bool hybrid_;
   int32_t ranks_;
@@ -747,6 +774,7 @@ class Fuzz {
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, ranks_)}};
   SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
   SmallSparseModel small_sparse_model_{kSmallVocab, {.heads = heads_}};
+  SmallSparseModel small_glm5_model_{kSmallVocab, {.golden = "tiny-glm-dsa", .heads = heads_}};
   SmallSparseModel gpu_v32_model_{kSmallVocab, kGpuV32Sizes};
   SmallSparseModel gpu_glm5_model_{kSmallVocab, kGpuGlm5Sizes};
   SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
