@@ -377,7 +377,8 @@ TEST(WeightCutTest, DeepSeekV32) {
 
 TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   for (const auto& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
-    const ModelConfig config = ChangedConfig(directory, {{"o_groups", 8}}).Read();
+    const ModelConfig config =
+        ChangedConfig(directory, {{"o_groups", 8}, {"num_attention_heads", 8}}).Read();
     CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
   }
 }
