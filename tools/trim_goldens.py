@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Read by C++ tests on a GPU, or by scripts, and so small that they stay.
 NAMES_THAT_STAY = ("ids",)
 # By the end of the name: how many rows, or of a block drafter blocks.
-ROWS = {"logits": 2, "base_logits": 1, "biased_logits": 1, "hidden": 4}
+ROWS = {"logits": 1, "base_logits": 1, "biased_logits": 1, "hidden": 4}
 MODELS_OF_MANY_TOKENS = ("tiny-v3-mtp3", "tiny-v4")
 
 

@@ -473,8 +473,8 @@ def finish(m, tok, a, config, hf_class):
             h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
             gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
             gold[f"case{i}.mtp{k}.logits"] = m.module_head(k)(h)[0].cpu()
-    for n in list(gold):  # logits of the last 2 positions, hidden rows of modules of the last 4
-        last = 2 if n.endswith("logits") else 4 if n.endswith("hidden") else len(gold[n])
+    for n in list(gold):  # logits of the last position, hidden rows of modules of the last 4
+        last = 1 if n.endswith("logits") else 4 if n.endswith("hidden") else len(gold[n])
         gold[n] = gold[n][-last:].contiguous().clone()
     save_file(gold, os.path.join(a.out, "golden.safetensors"))
     js = []

@@ -259,8 +259,7 @@ def goldens(trunk, d, cases, out):
                 gold[p + "ids"], gold[p + "pos"] = x[0].to(torch.int32), pos.to(torch.int32)
                 if i == 0:
                     gold[p + "taps"], gold[p + "main_x"] = taps[0], d.main_x(taps)[0]
-                    gold[p + "biased_logits"] = logits[0, -1:]
-                gold[p + "base_logits"] = base[0, -1:]  # the last block only
+                    gold[p + "base_logits"], gold[p + "biased_logits"] = base[0, -1:], logits[0, -1:]  # the last block's
             gold[p + "hidden"], gold[p + "tokens"], gold[p + "confidence_logits"] = hidden[0], tokens[0].to(torch.int32), conf[0]
     write_goldens(os.path.join(out, "golden_dspark.safetensors"), gold)
 

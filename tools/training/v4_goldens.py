@@ -54,7 +54,7 @@ def write_goldens(path, gold):
 def trunk_goldens(m, cases, out):
     """golden.safetensors: plain float32 figures, and under `cache.` the same with rounded caches.
 
-    Logits of the last 2 positions; of the module's hidden rows case 0 has all (plain only), the others their last.
+    Logits of the last position; of the module's hidden rows case 0 has all (plain only), the others their last.
     Returns the gaps of the indexer's choices.
     """
     gold, gaps = {}, {}
@@ -67,9 +67,9 @@ def trunk_goldens(m, cases, out):
                 gaps[p + "gap"] = selection_gap(m, x)
                 h, ctx, _ = m.trunk(x)
                 rows = slice(None) if whole else slice(-2 if prefix else -3, None)
-                gold[p + "logits"] = m.lm_head(h)[0, -2:]
+                gold[p + "logits"] = m.lm_head(h)[0, -1:]
                 h, _, _ = m.draft(0, ctx[:, :-1], x[:, 1:])
-                gold[p + "mtp0.hidden"], gold[p + "mtp0.logits"] = h[0, rows], m.lm_head(h)[0, -2:]
+                gold[p + "mtp0.hidden"], gold[p + "mtp0.logits"] = h[0, rows], m.lm_head(h)[0, -1:]
     write_goldens(os.path.join(out, "golden.safetensors"), gold)
     return gaps
 
