@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 
-from gpu_goals import BATCHES, BUNDLED, CONFIGS, NO_DRAFTS, ROOT, Bench, step_milliseconds
+import fuzz_corpus
+from gpu_goals import BATCHES, BUNDLED, NO_DRAFTS, ROOT, Bench, step_milliseconds
 from serve_process import ServerError
 
 LAYERS = 6
@@ -37,7 +38,7 @@ class KimiBench(Bench):
 
     def __init__(self, outrider, directory):
         self.outrider, self.directory = outrider, pathlib.Path(directory)
-        config = json.loads((CONFIGS / "kimik25.json").read_text(encoding="utf-8"))
+        config = json.loads(fuzz_corpus.read(fuzz_corpus.archive_of("model_config_fuzz"))["kimik25.json"])
         text = config["text_config"]
         text["num_hidden_layers"] = LAYERS
         self.write("kimi", config)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/text/golden/deepseek_v4_prompts.json: conversations, and the prompts that DeepSeek-V4's
-published encoder makes of them.
+"""Writes deepseek_v4_prompts.json of tests/text/golden (tools/text_cases.py): conversations, and the
+prompts that DeepSeek-V4's published encoder makes of them.
 
 Run by hand, with the directory "encoding" of a DeepSeek-V4 checkpoint (the committed file was made
 with the one that the first releases have):
-    tools/make_deepseek_v4_goldens.py encoding tests/text/golden/deepseek_v4_prompts.json [RANDOM_CASES]
+    tools/make_deepseek_v4_goldens.py encoding FOLDER/deepseek_v4_prompts.json [RANDOM_CASES]
 """
 
 import copy

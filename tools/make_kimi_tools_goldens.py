@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/text/golden/kimi_tools.json: tools, and what the code of Kimi-K2.5's tokenizer
-declares them as.
+"""Writes kimi_tools.json of tests/text/golden (tools/text_cases.py): tools, and what the code of
+Kimi-K2.5's tokenizer declares them as.
 
 Run by hand, with a directory that has the tool_declaration_ts.py of a Kimi-K2.5 checkpoint:
-    tools/make_kimi_tools_goldens.py DIRECTORY tests/text/golden/kimi_tools.json [RANDOM_CASES]
+    tools/make_kimi_tools_goldens.py DIRECTORY FOLDER/kimi_tools.json [RANDOM_CASES]
 """
 
 import json

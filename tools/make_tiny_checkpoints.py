@@ -391,7 +391,7 @@ def write_golden(directory, model, config, seed):
         tensors[f"case{case}.ids"] = torch.tensor(ids, dtype=torch.int32)
         tensors[f"case{case}.logits"] = out.logits[0]
         if case == 0:
-            for i, hidden in enumerate(out.hidden_states):
+            for i, hidden in list(enumerate(out.hidden_states))[1:]:  # the first are the embeddings
                 tensors[f"case{case}.hidden_states.{i}"] = hidden[0]
         greedy.append(dict(prompt_ids=ids, greedy_ids=new))
         print(f"  case {case}: {length} tokens, std of logits {out.logits.std():.3f}, "

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/text/golden/: tiny tokenizers in the styles of published models, what Hugging Face's
+"""Writes files of tests/text/golden: tiny tokenizers in the styles of published models, what Hugging Face's
 `tokenizers` library makes of several hundred awkward strings with each of them, and which characters
 it takes the Unicode properties of split patterns for.
 
 Run by hand, with `pip install tokenizers` (the committed files were made with 0.23.3):
-    tools/make_tokenizer_goldens.py models/tiny-v3-mtp3/tokenizer.json tests/text/golden
+    tools/make_tokenizer_goldens.py models/tiny-v3-mtp3/tokenizer.json FOLDER
+Tokenizers go to tests/text/golden as they are, cases and properties into its archive (tools/text_cases.py).
 """
 
 import json

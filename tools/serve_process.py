@@ -143,3 +143,14 @@ class Client:
         if status != 200:
             raise ServerError(f"POST {path} answered {status}: {text.strip()}")
         return json.loads(text)
+
+    def events(self, path, body):
+        """Each event of a stream of server-sent events, when it comes, but for the last, [DONE]."""
+        self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        if answer.status != 200:
+            raise ServerError(f"POST {path} answered {answer.status}: {answer.read().decode().strip()}")
+        for line in answer:
+            data = line.decode().removeprefix("data: ").strip()
+            if line.startswith(b"data: ") and data != "[DONE]":
+                yield json.loads(data)

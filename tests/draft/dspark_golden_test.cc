@@ -21,12 +21,12 @@ constexpr float kTolerance = 1e-3F;
 class DSparkGolden : public ::testing::Test {
  protected:
   static constexpr int kCases = 5;
-  static constexpr int32_t kBlock = 5;
 
   DSparkGolden()
       : golden_(GoldenDirectory() / "tiny-v4/golden_dspark.safetensors"),
         loaded_(TinyDSparkDirectory(), DType::kF32, SelectIsa(), 2, KvCacheForm::kHeads),
-        model_(dynamic_cast<DeepSeekV4Network&>(*loaded_.model)) {}
+        model_(dynamic_cast<DeepSeekV4Network&>(*loaded_.model)),
+        block_(model_.block_size()) {}
 
   /// `unit`: what differences are measured by.
   static void ExpectClose(std::span<const float> got, std::span<const float> want,
@@ -43,6 +43,7 @@ class DSparkGolden : public ::testing::Test {
   GoldenFile golden_;
   LoadedModel loaded_;
   DSparkDraftModel model_;
+  int32_t block_;  // drafts of a block
 };
 
 /// The names of the golden file begin with what its caches are rounded by.
@@ -69,7 +70,7 @@ TEST_P(DSparkGoldenOfCaches, RowsLogitsDraftsAndConfidences) {
     std::vector<std::vector<int32_t>> tables;
     int32_t page = 0;
     for (const CacheGroupSpec& group : cache.config().groups) {
-      tables.emplace_back(static_cast<size_t>(group.BlocksBefore(length + kBlock)));
+      tables.emplace_back(static_cast<size_t>(group.BlocksBefore(length + block_)));
       for (int32_t& entry : tables.back()) entry = page++;
     }
     BatchLayout layout(cache.config().groups);
@@ -96,7 +97,6 @@ TEST_P(DSparkGoldenOfCaches, RowsLogitsDraftsAndConfidences) {
 
     const auto positions = golden_.Read<int32_t>(name("pos"));
     const auto hidden = golden_.Read<float>(rounded_name("hidden"));
-    const auto base = golden_.Read<float>(name("base_logits"));
     const auto drafts = golden_.Read<int32_t>(rounded_name("tokens"));
     const auto confidences = golden_.Read<float>(rounded_name("confidence_logits"));
     for (size_t b = 0; b < positions.size(); ++b) {
@@ -106,53 +106,48 @@ TEST_P(DSparkGoldenOfCaches, RowsLogitsDraftsAndConfidences) {
                                     .prompt_length = length,
                                     .frontier = positions[b],
                                     .num_rows = positions[b] + 1,
-                                    .num_drafts = kBlock,
+                                    .num_drafts = block_,
                                     .block_tables = tables};
       DraftRows entries(model_, cache.config().groups);
       DraftRows rows(model_, cache.config().groups);
       entries.Assign(std::vector{DraftWindow{&request, 0, positions[b] + 1, length}},
                      [](size_t, int32_t) { return 0; });
       rows.Assign(
-          std::vector{DraftWindow{&request, positions[b] + 1, positions[b] + 1 + kBlock, 0}},
+          std::vector{DraftWindow{&request, positions[b] + 1, positions[b] + 1 + block_, 0}},
           [&](size_t, int32_t p) {
             return p == positions[b] + 1 ? known.back() : model_.noise_token();
           });
-      std::vector<float> x(static_cast<size_t>(kBlock * width));
-      const Tensor x_rows(x.data(), kBlock, width);
+      std::vector<float> x(static_cast<size_t>(block_ * width));
+      const Tensor x_rows(x.data(), block_, width);
       model_.Forward({0, entries.inputs(), rows.inputs(), main.Rows(0, positions[b] + 1), x_rows},
                      cache);
       const auto of_block = [&](const auto& values, int64_t each) {
         return std::span(values).subspan(b * static_cast<size_t>(each), static_cast<size_t>(each));
       };
       // A rounded value may fall to the other side of an edge: relative to the largest, then.
-      const auto want_hidden = of_block(hidden, kBlock * width);
+      const auto want_hidden = of_block(hidden, block_ * width);
       float largest = 0;
       for (const float value : want_hidden) largest = std::max(largest, std::fabs(value));
       ExpectClose(x, want_hidden, "hidden", rounded ? largest : 1);
 
-      const std::vector<int32_t> block = {0, 1, 2, 3, 4};
-      std::vector<float> logits(static_cast<size_t>(kBlock * vocab));
-      model_.BaseLogits(x_rows, block, {logits.data(), kBlock, vocab});
-      if (!rounded && (c == 0 || b + 1 == positions.size())) {  // of the other cases the last block
-        ExpectClose(logits,
-                    std::span(base)
-                        .last(base.size() - (c == 0 ? b : 0) * kBlock * vocab)
-                        .first(static_cast<size_t>(kBlock * vocab)),
-                    "base logits");
-      }
+      std::vector<int32_t> block(static_cast<size_t>(block_));
+      std::iota(block.begin(), block.end(), 0);
+      std::vector<float> logits(static_cast<size_t>(block_ * vocab));
+      model_.BaseLogits(x_rows, block, {logits.data(), block_, vocab});
+      const bool has_logits = c == 0 && !rounded && b + 1 == positions.size();
+      if (has_logits) ExpectClose(logits, golden_.Read<float>(name("base_logits")), "base logits");
       TokenRef before = known.back();
-      for (int32_t d = 0; d < kBlock; ++d) {
+      for (int32_t d = 0; d < block_; ++d) {
         // The distribution that the draft is drawn from tells the biased logits.
         SamplingParams sampling;
         std::vector<float> probs(static_cast<size_t>(vocab));
         const DrawRequest drawn = {.sampling = &sampling, .draw = {.seed = 1, .probs = probs}};
         TokenRef token;
         model_.Draw({0, x_rows, {&d, 1}, {&before, 1}, {&drawn, 1}}, {&token, 1});
-        if (c == 0 && !rounded) {
+        if (has_logits) {
           const auto biased = golden_.Read<float>(name("biased_logits"));
-          const auto of_row = std::span(biased).subspan(
-              (b * kBlock + static_cast<size_t>(d)) * static_cast<size_t>(vocab),
-              static_cast<size_t>(vocab));
+          const auto of_row =
+              std::span(biased).subspan(static_cast<size_t>(d * vocab), static_cast<size_t>(vocab));
           double sum = 0;
           for (const float logit : of_row) sum += std::exp(double{logit});
           float worst = 0;
@@ -164,7 +159,7 @@ TEST_P(DSparkGoldenOfCaches, RowsLogitsDraftsAndConfidences) {
         }
         const DrawRequest likeliest;
         model_.Draw({0, x_rows, {&d, 1}, {&before, 1}, {&likeliest, 1}}, {&token, 1});
-        const size_t at = b * kBlock + static_cast<size_t>(d);
+        const size_t at = b * block_ + static_cast<size_t>(d);
         EXPECT_EQ(token, drafts[at]) << "draft " << d;
         float chance = 0;
         model_.ReadConfidences({&chance, 1});

@@ -18,18 +18,25 @@ namespace {
 const std::filesystem::path kBundled = SourceDirectory() / "models/tiny-v3-mtp3";
 const std::filesystem::path kKimiFiles = SourceDirectory() / "tests/text/golden/kimi_tiktoken";
 
+// On a processor, with a small cache.
+EngineOptions OptionsOf(const std::filesystem::path& model, int32_t threads) {
+  EngineOptions options;
+  options.model = model.string();
+  options.device = DeviceKind::kCpu;
+  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  options.num_threads = threads;
+  return options;
+}
+
 // Weights of the bundled model's shape, with another vocabulary.
 EngineOptions DummyModel(const std::filesystem::path& directory, int32_t vocab_size) {
   std::ifstream file(kBundled / "config.json");
   nlohmann::json config = nlohmann::json::parse(file);
   config["vocab_size"] = vocab_size;
   std::ofstream(directory / "config.json") << config.dump();
-  EngineOptions options;
-  options.model = directory.string();
+  EngineOptions options = OptionsOf(directory, 1);
   options.load_format = LoadFormat::kDummy;
   options.speculation.num_speculative_tokens = 0;
-  options.kv_cache_memory_bytes = int64_t{8} << 20;
-  options.num_threads = 1;
   return options;
 }
 
@@ -60,11 +67,7 @@ TEST(EngineLoader, ServesATiktokenModel) {
 // On a processor `outrider explain` says of every network whether a GPU runs it.
 TEST(EngineLoader, ExplainsWhatAGpuWouldSay) {
   const auto on_a_gpu = [](const std::filesystem::path& model) {
-    EngineOptions options;
-    options.model = SourceDirectory() / model;
-    options.device = DeviceKind::kCpu;
-    options.num_threads = 1;
-    for (const Decision& d : ExplainEngine(options).decisions) {
+    for (const Decision& d : ExplainEngine(OptionsOf(SourceDirectory() / model, 1)).decisions) {
       if (d.what == "on a Hopper GPU") return d.value + ": " + d.why;
     }
     return std::string("nothing");
@@ -82,11 +85,7 @@ TEST(EngineLoader, TakesDummyWeightsWithoutAnyTokenizer) {
 }
 
 TEST(EngineLoader, TellsTheMemoryOfEveryRank) {
-  EngineOptions options;
-  options.model = kBundled;
-  options.device = DeviceKind::kCpu;
-  options.num_threads = 4;
-  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  EngineOptions options = OptionsOf(kBundled, 4);
   const auto weights = [](const MemoryReport& memory) {
     return SumOf(memory.weights) + SumOf(memory.mtp_weights);
   };
@@ -108,11 +107,7 @@ TEST(EngineLoader, TellsTheMemoryOfEveryRank) {
 }
 
 TEST(EngineLoader, CachesOfRanksThatShareRequestsHoldSoManyTimesTheTokens) {
-  EngineOptions options;
-  options.model = kBundled;
-  options.device = DeviceKind::kCpu;
-  options.num_threads = 4;
-  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  EngineOptions options = OptionsOf(kBundled, 4);
   const MemoryReport one = ExplainEngine(options).memory;
   EXPECT_EQ(one.cache_ranks, 1);
   for (const int32_t ranks : {2, 4}) {
@@ -139,11 +134,7 @@ TEST(EngineLoader, CachesOfRanksThatShareRequestsHoldSoManyTimesTheTokens) {
 }
 
 TEST(EngineLoader, TellsTheProgressOfAllRanksAsOne) {
-  EngineOptions options;
-  options.model = kBundled;
-  options.device = DeviceKind::kCpu;
-  options.num_threads = 2;
-  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  EngineOptions options = OptionsOf(kBundled, 2);
   options.speculation.num_speculative_tokens = 0;
   options.tensor_parallel_size = 2;
   int64_t last = 0;

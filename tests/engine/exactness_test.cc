@@ -83,7 +83,8 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
   options.drafter_checkpoint = TinyEagle3Directory();
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
-  AddGrammars(seed, kBundledVocab, requests);
+  const int64_t vocab = ReadModelConfig(options.checkpoint).vocab_size;
+  AddGrammars(seed, static_cast<int32_t>(vocab), requests);
   const auto& alone = AloneRuns(options, seed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());

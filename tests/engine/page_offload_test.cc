@@ -52,8 +52,8 @@ TEST(PageOffloadTest, OptionsThatDoNotGoTogetherAreRefusedByName) {
 
 TEST(PageOffloadTest, BytesThatHoldNoPageAreRefused) {
   EngineOptions options = OffloadOptions();
-  EXPECT_EQ(MakePageStore(options, 1 << 10)->num_places(), 1 << 10);
-  EXPECT_THAT([&] { MakePageStore(options, (1 << 20) + 1); },
+  EXPECT_EQ(MakePageStore(options, 1 << 10, DeviceKind::kCpu)->num_places(), 1 << 10);
+  EXPECT_THAT([&] { MakePageStore(options, (1 << 20) + 1, DeviceKind::kCpu); },
               ThrowsMessage<Error>(AllOf(HasSubstr("--kv-offload-memory-bytes is 1048576"),
                                          HasSubstr("1048577 bytes"))));
   // Before weights are read.
@@ -65,14 +65,15 @@ TEST(PageOffloadTest, BytesThatHoldNoPageAreRefused) {
 TEST(PageOffloadTest, PagesGoWhereTheOptionsSay) {
   const TemporaryDirectory directory;
   EngineOptions options = OffloadOptions();
-  EXPECT_EQ(MakePageStore(options, 100)->name(), "host memory");
+  EXPECT_EQ(MakePageStore(options, 100, DeviceKind::kCpu)->name(), "host memory");
   EXPECT_EQ(OffloadBytesInMemory(options), 1 << 20);
   options.kv_offload_dir = directory.path();
-  EXPECT_THAT(MakePageStore(options, 100)->name(), HasSubstr(directory.path().string()));
+  EXPECT_THAT(MakePageStore(options, 100, DeviceKind::kCpu)->name(),
+              HasSubstr(directory.path().string()));
   EXPECT_EQ(OffloadBytesInMemory(options), 0);
   options.kv_offload_dir.clear();
   options.kv_offload_memory_bytes.reset();
-  EXPECT_EQ(MakePageStore(options, 100), nullptr);
+  EXPECT_EQ(MakePageStore(options, 100, DeviceKind::kCpu), nullptr);
   EXPECT_EQ(OffloadText(options), "none");
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "tests/kv/page_store_checks.h"
 
 namespace outrider {
@@ -16,6 +18,31 @@ TEST(MemoryPageStoreTest, HoldsWhatWasWrittenLast) {
 
 TEST(MemoryPageStoreTest, ASystemThatHasNoSuchMemoryIsAnError) {
   EXPECT_THROW(MemoryPageStore(1 << 30, int64_t{1} << 30), Error);
+}
+
+// 5 places in pieces of 2: the last has one.
+TEST(MemoryPageStoreTest, TakesPiecesWhenAPlaceInThemIsWritten) {
+  std::vector<size_t> taken;
+  MemoryPageStore store(
+      5, 100,
+      [&](size_t bytes) {
+        taken.push_back(bytes);
+        return Buffer(bytes);
+      },
+      250);
+  EXPECT_TRUE(taken.empty());
+  WriteByte(store, 3, 1);
+  WriteByte(store, 2, 2);
+  EXPECT_EQ(taken, (std::vector<size_t>{200}));
+  WriteByte(store, 4, 3);
+  EXPECT_EQ(taken, (std::vector<size_t>{200, 100}));
+  ExpectStores(store);
+  EXPECT_EQ(taken, (std::vector<size_t>{200, 100, 200, 200})) << "the last after Clear";
+}
+
+TEST(MemoryPageStoreTest, APieceThatThereIsNotIsTheStoresError) {
+  MemoryPageStore store(2, 100, [](size_t) -> Buffer { throw InvalidArgument("no more"); });
+  EXPECT_THROW(WriteByte(store, 1, 1), PageStoreError);
 }
 
 TEST(PageStoreTest, CountsWholePlaces) {

@@ -121,7 +121,7 @@ class DeepSeekV4Golden : public ::testing::Test {
 
    private:
     static constexpr int32_t kMostDrafts = 5;
-    static constexpr int32_t kWrongDrafts[kMostDrafts] = {7, 1900, 7, 3, 11};
+    static constexpr int32_t kWrongDrafts[kMostDrafts] = {7, 1500, 7, 3, 11};
 
     static CacheConfig Config(DeepSeekV4Golden& test, const CacheNumbers& numbers) {
       const NetworkCache needs = test.network().cache_needs();

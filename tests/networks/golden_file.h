@@ -1,6 +1,7 @@
 // Reads the golden outputs that tests compare with.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,10 +14,12 @@
 
 namespace outrider {
 
-/// A safetensors file of float32 and int32 tensors, read whole.
+/// A safetensors file of float32 and int32 tensors, read whole. Where OUTRIDER_GOLDEN_READS names a
+/// file, a line "PATH NAME" is added to it for each tensor that a test reads
+/// (tools/trim_goldens.py).
 class GoldenFile {
  public:
-  explicit GoldenFile(const std::filesystem::path& path) {
+  explicit GoldenFile(const std::filesystem::path& path) : path_(std::filesystem::canonical(path)) {
     std::ifstream file(path, std::ios::binary);
     OUTRIDER_CHECK(file.good(), "cannot open {}", path.string());
     for (const TensorInfo& info : ReadSafetensorsHeader(path)) {
@@ -37,6 +40,9 @@ class GoldenFile {
   template <typename T>
   std::vector<T> Read(const std::string& name) const {
     const Entry& entry = entries_.at(name);
+    if (const char* reads = std::getenv("OUTRIDER_GOLDEN_READS")) {
+      std::ofstream(reads, std::ios::app) << path_.string() << ' ' << name << '\n';
+    }
     std::vector<T> values(entry.bytes.size() / sizeof(T));
     std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
     return values;
@@ -47,6 +53,7 @@ class GoldenFile {
     std::vector<int64_t> shape;
     std::vector<char> bytes;
   };
+  std::filesystem::path path_;
   std::map<std::string, Entry> entries_;
 };
 

@@ -377,7 +377,8 @@ TEST(WeightCutTest, DeepSeekV32) {
 
 TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   for (const auto& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
-    const ModelConfig config = ChangedConfig(directory, {{"o_groups", 8}}).Read();
+    const ModelConfig config =
+        ChangedConfig(directory, {{"o_groups", 8}, {"num_attention_heads", 8}}).Read();
     CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
   }
 }
@@ -428,7 +429,7 @@ TEST(RankConfigTest, NumbersOfRanksThatDoNotFitAreRefusedWithThoseThatDo) {
             "--tensor-parallel-size is 3: so many ranks cannot share 8 heads; use 1, 2, 4, 8");
   EXPECT_EQ(error_of(v3, 16),
             "--tensor-parallel-size is 16: so many ranks cannot share the model; use 1, 2, 4, 8");
-  EXPECT_EQ(error_of(ReadModelConfig(TinyV4Directory()), 4),
+  EXPECT_EQ(error_of(ChangedConfig(TinyV4Directory(), {{"o_groups", 2}}).Read(), 4),
             "--tensor-parallel-size is 4: so many ranks cannot share 2 groups of heads; use 1, 2");
   const SmallStepModel step(1600);
   EXPECT_EQ(error_of(ReadModelConfig(step.directory()), 2),

@@ -168,12 +168,15 @@ TEST(WeightLoaderTest, ALayerOfDeepSeekV4BehindTheLastIsAnError) {
   for (const std::filesystem::path& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
     ChangedCheckpoint checkpoint(directory);
     EXPECT_EQ(checkpoint.LoadError(), kNothing);
-    checkpoint.Add("layers.4.attn_norm.weight", {256}, std::vector<float>(256, 1));
+    const int64_t layers = checkpoint.config()["num_hidden_layers"];
+    const int64_t width = checkpoint.config()["hidden_size"];
+    const std::string name = fmt::format("layers.{}.attn_norm.weight", layers);
+    checkpoint.Add(name, {width}, std::vector<float>(static_cast<size_t>(width), 1));
     EXPECT_EQ(
         checkpoint.LoadError(),
-        "invalid_argument: " + checkpoint.PathText() +
-            ": holds layers.4.attn_norm.weight, but \"num_hidden_layers\" of config.json is 4; "
-            "it must be the number of layers that the files hold");
+        fmt::format("invalid_argument: {}: holds {}, but \"num_hidden_layers\" of config.json "
+                    "is {}; it must be the number of layers that the files hold",
+                    checkpoint.PathText(), name, layers));
   }
 }
 
@@ -191,9 +194,7 @@ TEST(WeightLoaderTest, ModulesOfStep35ThatNothingDescribesAreAnError) {
 struct OwnTensorCase {
   std::filesystem::path directory;
   std::string copy;      // of a module, or the head
-  std::string original;  // of the target
-  int64_t rows;
-  int64_t cols;
+  std::string original;  // of the target [vocab_size, hidden_size]
 };
 
 /// A copy of a tensor of the target is fine, and one that differs is refused with `why`.
@@ -201,11 +202,13 @@ void CheckOwnTensor(const OwnTensorCase& c, bool tied, const std::string& why) {
   SCOPED_TRACE(c.directory.string() + ": " + c.copy);
   ChangedCheckpoint checkpoint(c.directory);
   checkpoint.config()["tie_word_embeddings"] = tied;
-  std::vector<float> values = checkpoint.Values(c.original, {c.rows, c.cols});
-  checkpoint.Add(c.copy, {c.rows, c.cols}, values);
+  const int64_t width = checkpoint.config()["hidden_size"];
+  const std::vector<int64_t> shape = {checkpoint.config()["vocab_size"], width};
+  std::vector<float> values = checkpoint.Values(c.original, shape);
+  checkpoint.Add(c.copy, shape, values);
   EXPECT_EQ(checkpoint.LoadError(), kNothing);
-  values[static_cast<size_t>(100 * c.cols + 3)] += 1;
-  checkpoint.Add(c.copy, {c.rows, c.cols}, values);
+  values[static_cast<size_t>(100 * width + 3)] += 1;
+  checkpoint.Add(c.copy, shape, values);
   EXPECT_EQ(checkpoint.LoadError(), "invalid_argument: " + checkpoint.PathText() + ": " + c.copy +
                                         " differs from " + c.original + " in row 100, but " + why);
 }
@@ -215,18 +218,17 @@ TEST(WeightLoaderTest, AModulesOwnEmbeddingOrHeadHasToBeTheTargets) {
       "MTP modules of this family use the target's; a module with its own is not supported";
   const std::filesystem::path step = GoldenDirectory() / "tiny-step3p5";
   for (const OwnTensorCase& c : std::vector<OwnTensorCase>{
-           {TinyV4Directory(), "mtp.0.head.weight", "head.weight", 2048, 256},
-           {TinyV4Directory(), "mtp.0.embed.weight", "embed.weight", 2048, 256},
-           {TinyDSparkDirectory(), "mtp.1.embed.weight", "embed.weight", 2048, 256},
-           {TinyModelDirectory(), "model.layers.6.shared_head.head.weight", "lm_head.weight", 2048,
-            256},
-           {TinyModelDirectory(), "model.layers.5.embed_tokens.weight", "model.embed_tokens.weight",
-            2048, 256},
-           {step, "model.layers.5.embed_tokens.weight", "model.embed_tokens.weight", 264, 48}}) {
+           {TinyV4Directory(), "mtp.0.head.weight", "head.weight"},
+           {TinyV4Directory(), "mtp.0.embed.weight", "embed.weight"},
+           {TinyDSparkDirectory(), "mtp.1.embed.weight", "embed.weight"},
+           {TinyModelDirectory(), "model.layers.6.shared_head.head.weight", "lm_head.weight"},
+           {TinyModelDirectory(), "model.layers.5.embed_tokens.weight",
+            "model.embed_tokens.weight"},
+           {step, "model.layers.5.embed_tokens.weight", "model.embed_tokens.weight"}}) {
     CheckOwnTensor(c, /*tied=*/false, why);
   }
   ChangedCheckpoint checkpoint(TinyV4Directory());
-  checkpoint.Add("mtp.0.gain.weight", {256}, std::vector<float>(256, 1));
+  checkpoint.Add("mtp.0.gain.weight", {8}, std::vector<float>(8, 1));
   EXPECT_THAT(checkpoint.LoadError(), HasSubstr("1 unexpected: mtp.0.gain.weight"));
 }
 
@@ -236,8 +238,8 @@ TEST(WeightLoaderTest, ATiedHeadIsTheEmbeddingInEveryFamily) {
       "\"tie_word_embeddings\" of config.json is true; it must be false, or the two tensors equal";
   const std::filesystem::path step = GoldenDirectory() / "tiny-step3p5";
   for (const OwnTensorCase& c :
-       std::vector<OwnTensorCase>{{TinyV4Directory(), "head.weight", "embed.weight", 2048, 256},
-                                  {step, "lm_head.weight", "model.embed_tokens.weight", 264, 48}}) {
+       std::vector<OwnTensorCase>{{TinyV4Directory(), "head.weight", "embed.weight"},
+                                  {step, "lm_head.weight", "model.embed_tokens.weight"}}) {
     CheckOwnTensor(c, /*tied=*/true, why);
     ChangedCheckpoint without(c.directory);
     without.Remove(c.copy);

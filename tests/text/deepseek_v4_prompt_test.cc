@@ -14,8 +14,8 @@
 #include "outrider/base/error.h"
 #include "outrider/text/chat_template.h"
 #include "outrider/text/python_json.h"
-#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
+#include "tests/text/golden_cases.h"
 
 namespace outrider {
 namespace {
@@ -43,7 +43,7 @@ std::string Refusal(const std::function<void()>& action) {
 }
 
 TEST(DeepSeekV4Prompt, EqualsThePublishedEncoder) {
-  std::ifstream file(SourceDirectory() / "tests/text/golden/deepseek_v4_prompts.json");
+  std::ifstream file(GoldenCases() / "deepseek_v4_prompts.json");
   ASSERT_TRUE(file.good());
   const Json cases = Json::parse(file);
   ASSERT_GT(cases.size(), 80U);

@@ -10,6 +10,7 @@
 #include "outrider/text/stream_detokenizer.h"
 #include "outrider/text/tokenizer.h"
 #include "tests/source_directory.h"
+#include "tests/text/golden_cases.h"
 
 namespace outrider {
 namespace {
@@ -34,7 +35,7 @@ class TokenizerGolden : public testing::TestWithParam<std::string> {
                                            : kGolden / (GetParam() + "_tokenizer.json"))) {}
 
   static const Json& AllCases() {
-    static const Json kCases = Load(kGolden / "tokenizer_cases.json");
+    static const Json kCases = Load(GoldenCases() / "tokenizer_cases.json");
     return kCases;
   }
   const Json& Cases() const { return AllCases().at("tokenizers").at(GetParam()); }

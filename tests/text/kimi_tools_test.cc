@@ -8,8 +8,8 @@
 #include <string>
 
 #include "outrider/text/chat_template.h"
-#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
+#include "tests/text/golden_cases.h"
 
 namespace outrider {
 namespace {
@@ -40,7 +40,7 @@ class KimiModel {
 };
 
 TEST(KimiTools, AreDeclaredAsByKimisCode) {
-  std::ifstream file(SourceDirectory() / "tests/text/golden/kimi_tools.json");
+  std::ifstream file(GoldenCases() / "kimi_tools.json");
   ASSERT_TRUE(file.good());
   const nlohmann::json cases = nlohmann::json::parse(file);
   ASSERT_GT(cases.size(), 50U);

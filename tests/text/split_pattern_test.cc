@@ -15,7 +15,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/text/splitter.h"
-#include "tests/source_directory.h"
+#include "tests/text/golden_cases.h"
 
 namespace outrider {
 namespace {
@@ -68,7 +68,7 @@ std::vector<bool> Matched(const std::string& pattern) {
 }
 
 TEST(SplitPattern, TakesPropertiesForTheCharactersThatTheReferenceTakes) {
-  std::ifstream file(SourceDirectory() / "tests/text/golden/unicode_properties.json");
+  std::ifstream file(GoldenCases() / "unicode_properties.json");
   const nlohmann::json properties = nlohmann::json::parse(file);
   ASSERT_EQ(properties.size(), 69U);
   for (const auto& [pattern, ranges] : properties.items()) {

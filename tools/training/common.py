@@ -502,7 +502,7 @@ def finish(m, tok, a, config, hf_class):
         gold[f"case{i}.ids"] = torch.tensor(c, dtype=torch.int32)
         gold[f"case{i}.logits"] = o.logits[0].cpu()
         if i == 0:
-            for j, hs in enumerate(o.hidden_states):
+            for j, hs in list(enumerate(o.hidden_states))[1:]:  # the first are the embeddings
                 gold[f"case{i}.hidden_states.{j}"] = hs[0].cpu()
         _, ctx, _ = m.trunk(x)
         for k in range(m.modules_count):
@@ -510,9 +510,9 @@ def finish(m, tok, a, config, hf_class):
             h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
             gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
             gold[f"case{i}.mtp{k}.logits"] = m.module_head(k)(h)[0].cpu()
-    for n in list(gold):  # all but the first case keep their last 16 positions, of logits the last 4
-        last = 4 if n.endswith("logits") else 16
-        gold[n] = (gold[n][-last:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
+    for n in list(gold):  # logits of the last position, hidden rows of modules of the last 4
+        last = 1 if n.endswith("logits") else 4 if n.endswith("hidden") else len(gold[n])
+        gold[n] = gold[n][-last:].contiguous().clone()
     save_file(gold, os.path.join(a.out, "golden.safetensors"))
     js = []
     for p in chat[:24] + fewp[:8] + st[:8]:

@@ -89,7 +89,7 @@ class Drafter(nn.Module):
     def main_x(self, taps):
         return self.mtp[0].main_norm(self.mtp[0].main_proj(taps))
 
-    def forward(self, trunk, taps, anchors, pos, streams=None):
+    def forward(self, trunk, taps, anchors, pos):
         """taps [B, T, 3*hidden], anchors [B, A] after the positions pos [A] -> (x before the norm [B, A, BLOCK, hidden], expert loads)."""
         b, n = anchors.shape
         ids = torch.full((b, n, BLOCK), self.noise, device=anchors.device)
@@ -98,8 +98,6 @@ class Drafter(nn.Module):
         for stage in self.mtp:
             x, load = stage(x, main_x, pos, tables)
             loads.append(load)
-            if streams is not None:
-                streams.append(x)
         return self.mtp[-1].hc_head(x).view(b, n, BLOCK, -1), loads
 
     def base(self, trunk, x):
@@ -246,30 +244,25 @@ def measure_drafts(trunk, d, tok, a):
 
 @torch.no_grad()
 def goldens(trunk, d, cases, out):
-    """golden_dspark.safetensors, per case: ids, pos (newest known positions), anchors and, for each of these blocks, the figures below; case 0 also
-    has the trunk's taps, main_x and the streams after every stage. Under `cache.` the same with the published rounding of the caches (trunk's too)."""
+    """golden_dspark.safetensors, per case: ids, pos (newest known positions) and, for each of these blocks, the figures below; case 0 also
+    has the trunk's taps and main_x. Under `cache.` the same with the published rounding of the caches (trunk's too)."""
     gold = {}
     for i, x in enumerate(cases):
         x, n = x.long()[None].to(DEVICE), len(x)
         pos = torch.tensor([n - 8, n - 2] if i else [0, 3, n - 2], device=DEVICE)  # case 0: contexts of 1, 4 and n-1 positions
         for prefix in ("", "cache."):
             with rounded_caches(prefix != ""):
-                p, streams = f"{prefix}case{i}.", []
+                p = f"{prefix}case{i}."
                 _, taps = taps_of(trunk, x)
-                hidden, _ = d(trunk, taps, x[:, pos + 1], pos, streams)
+                hidden, _ = d(trunk, taps, x[:, pos + 1], pos)
                 base = d.base(trunk, hidden)
                 tokens, logits, conf = d.chain(base, hidden, x[:, pos + 1])
             if not prefix:
-                gold[p + "ids"], gold[p + "pos"], gold[p + "anchors"] = (v.to(torch.int32) for v in (x[0], pos, x[0, pos + 1]))
+                gold[p + "ids"], gold[p + "pos"] = x[0].to(torch.int32), pos.to(torch.int32)
                 if i == 0:
                     gold[p + "taps"], gold[p + "main_x"] = taps[0], d.main_x(taps)[0]
-                    for k, s in enumerate(streams):
-                        gold[f"{p}streams.{k}"] = s[0].view(len(pos), BLOCK, HC, -1)
-                    gold[p + "biased_logits"] = logits[0]
-                gold[p + "base_logits"] = base[0] if i == 0 else base[0, -1:]  # the last block only
+                    gold[p + "base_logits"], gold[p + "biased_logits"] = base[0, -1:], logits[0, -1:]  # the last block's
             gold[p + "hidden"], gold[p + "tokens"], gold[p + "confidence_logits"] = hidden[0], tokens[0].to(torch.int32), conf[0]
-            top = logits[0].topk(2, -1).values
-            gold[p + "logit_gaps"] = top[..., 0] - top[..., 1]
     write_goldens(os.path.join(out, "golden_dspark.safetensors"), gold)
 
 

@@ -54,7 +54,7 @@ def write_goldens(path, gold):
 def trunk_goldens(m, cases, out):
     """golden.safetensors: plain float32 figures, and under `cache.` the same with rounded caches.
 
-    Case 0 has every position (plain only) and `streams.{j}`, the residual streams after layer j; the others their last positions.
+    Logits of the last position; of the module's hidden rows case 0 has all (plain only), the others their last.
     Returns the gaps of the indexer's choices.
     """
     gold, gaps = {}, {}
@@ -63,15 +63,13 @@ def trunk_goldens(m, cases, out):
         gold[f"case{i}.ids"] = torch.tensor(c, dtype=torch.int32)
         for prefix in ("", "cache."):
             with rounded_caches(prefix != ""):
-                p, streams, whole = f"{prefix}case{i}.", [], i == 0 and not prefix
+                p, whole = f"{prefix}case{i}.", i == 0 and not prefix
                 gaps[p + "gap"] = selection_gap(m, x)
-                h, ctx, _ = m.trunk(x, streams)
+                h, ctx, _ = m.trunk(x)
                 rows = slice(None) if whole else slice(-2 if prefix else -3, None)
-                gold[p + "logits"] = m.lm_head(h)[0, rows]
-                if whole:
-                    gold.update({f"{p}streams.{j}": s[0] for j, s in enumerate(streams)})
+                gold[p + "logits"] = m.lm_head(h)[0, -1:]
                 h, _, _ = m.draft(0, ctx[:, :-1], x[:, 1:])
-                gold[p + "mtp0.hidden"], gold[p + "mtp0.logits"] = h[0, rows], m.lm_head(h)[0, rows]
+                gold[p + "mtp0.hidden"], gold[p + "mtp0.logits"] = h[0, rows], m.lm_head(h)[0, -1:]
     write_goldens(os.path.join(out, "golden.safetensors"), gold)
     return gaps
 

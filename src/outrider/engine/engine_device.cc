@@ -72,6 +72,19 @@ std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
 #endif
 }
 
+Buffer AllocateHostMemory(DeviceKind device, size_t bytes) {
+  OUTRIDER_CHECK(device != DeviceKind::kAuto);
+#ifdef OUTRIDER_ENGINE_CUDA
+  if (device == DeviceKind::kCuda) {
+    void* data = nullptr;
+    cuda::CheckCuda(cudaMallocHost(&data, bytes), "page-locked memory");
+    return {static_cast<std::byte*>(data), bytes,
+            [](std::byte* begin, size_t) { cudaFreeHost(begin); }};
+  }
+#endif
+  return Buffer(bytes);
+}
+
 std::vector<int> ChooseRankDevices([[maybe_unused]] int32_t ranks,
                                    [[maybe_unused]] const std::vector<int>& wanted) {
 #ifdef OUTRIDER_ENGINE_CUDA

@@ -1,9 +1,11 @@
 // The device that an engine runs on: which one, its operations, and facts of it.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
+#include "outrider/base/buffer.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/engine/plan/facts.h"
 #include "outrider/ops/ops.h"
@@ -17,6 +19,10 @@ ChosenDevice ChooseDevice(DeviceKind wanted);
 /// The operations of a device that an engine owns. The CPU's belong to nobody: null.
 /// Throws Error where this build or machine has no such device.
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device);
+
+/// The host's memory for copies from a device and back: page-locked for those of GPUs, which are
+/// faster then. Throws Error when there is no more.
+Buffer AllocateHostMemory(DeviceKind device, size_t bytes);
 
 /// The GPUs of `ranks` ranks: `wanted` (EngineOptions::rank_devices), or the first ones. Throws
 /// Error where there are fewer GPUs, or one cannot reach the memory of another and NCCL is not

@@ -203,7 +203,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     }
     parts.draft_length_policy.emplace(k, *loaded.step_times);
   }
-  parts.page_store = MakePageStore(options, parts.executor->page_bytes());
+  parts.page_store = MakePageStore(options, parts.executor->page_bytes(), plan.device);
   parts.maker = std::move(maker);
   parts.weight_version = options.weight_version;
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));

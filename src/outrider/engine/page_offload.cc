@@ -8,6 +8,7 @@
 
 #include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/kv/file_page_store.h"
 #include "outrider/kv/memory_page_store.h"
 
@@ -65,11 +66,15 @@ void CheckOffloadHolds(const EngineOptions& options, int64_t page_bytes) {
                         kBytesFlag, *options.kv_offload_memory_bytes, page_bytes);
 }
 
-std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes) {
+std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes,
+                                         DeviceKind device) {
   if (!options.kv_offload_memory_bytes) return nullptr;
   CheckOffloadHolds(options, page_bytes);
   const int32_t places = PlacesIn(*options.kv_offload_memory_bytes, page_bytes);
-  if (options.kv_offload_dir.empty()) return std::make_unique<MemoryPageStore>(places, page_bytes);
+  if (options.kv_offload_dir.empty()) {
+    return std::make_unique<MemoryPageStore>(
+        places, page_bytes, [device](size_t bytes) { return AllocateHostMemory(device, bytes); });
+  }
   return std::make_unique<FilePageStore>(options.kv_offload_dir, places, page_bytes);
 }
 

@@ -24,8 +24,9 @@ std::string OffloadText(const EngineOptions& options);
 /// Throws Error where the options' bytes hold no page of so many bytes.
 void CheckOffloadHolds(const EngineOptions& options, int64_t page_bytes);
 
-/// A store of pages of so many bytes; null: the options ask for none. Throws Error as the other
-/// functions, and where the system refuses memory or file.
-std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes);
+/// A store of pages of so many bytes for an engine on this device; null: the options ask for none.
+/// Throws Error as the other functions, and where the system refuses a file.
+std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes,
+                                         DeviceKind device);
 
 }  // namespace outrider

@@ -1,0 +1,284 @@
+// The models that outrider_exactness_fuzz draws from, and their folders.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <random>
+
+#include "outrider/base/error.h"
+#include "outrider/parallel/communicator.h"
+#include "tests/engine/test_engine.h"
+#include "tests/networks/int4_tiny_model.h"
+#include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_hybrid_model.h"
+#include "tests/networks/small_model.h"
+#include "tests/networks/small_sparse_model.h"
+#include "tests/networks/small_step_model.h"
+#include "tests/networks/small_v4_model.h"
+
+namespace outrider::fuzz {
+
+/// What the program is called with; the head of exactness_fuzz.cc says what each means.
+struct Arguments {
+  int64_t requests = INT64_MAX;
+  int64_t seconds = INT64_MAX;
+  uint32_t seed = 1;
+  std::optional<uint32_t> round = std::nullopt;  // the first; else as the seed says
+  bool late = false;
+  bool v4 = false;
+  bool eagle3 = false;
+  bool sparse = false;
+  bool int4 = false;
+  bool fp8_cache = false;
+  bool step = false;
+  bool hybrid = false;
+  int32_t ranks = 1;
+  bool divided = false;
+  DeviceKind device = DeviceKind::kCpu;
+};
+
+/// Numbers that a round's seed decides.
+struct Random {
+  int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(numbers); }
+
+  std::mt19937 numbers;
+};
+
+constexpr int32_t kSmallVocab = 1600;
+
+enum class Shape {
+  kV3,        // latent attention, three chained MTP modules
+  kStep,      // Step-3.5, which has two cache groups
+  kV4,        // DeepSeek-V4 with its MTP module
+  kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
+  kSparse,    // DeepSeek-V3.2 with its MTP module
+  kGlm5,      // GLM-5 with its MTP module
+  kInt4,      // the bundled one, whose experts are INT4
+  kLing,      // Ling-3.0
+  kKimi,      // Kimi-Linear
+};
+
+/// Requests run alone once per model.
+struct ModelChoice {
+  const char* name;
+  DType dtype;
+  std::optional<uint64_t> dummy_seed = std::nullopt;  // set: random weights in the small shapes
+  Shape shape = Shape::kV3;
+  bool rounded_cache = false;
+};
+
+// Most rounds run a small model: what is tested is everything around it, too.
+constexpr std::array kModels = {
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"bundled, float32", DType::kF32},
+    ModelChoice{"small, bfloat16", DType::kBF16, 5},
+    ModelChoice{"small, float32", DType::kF32, 6},
+    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"small with windows, float32", DType::kF32, 8, Shape::kStep},
+    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
+    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
+    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
+    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
+};
+
+constexpr std::array kSparseModels = {
+    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
+    ModelChoice{"small GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
+    ModelChoice{"small GLM-5, float32", DType::kF32, 18, Shape::kGlm5},
+    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
+    ModelChoice{"small GLM-5, bfloat16, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
+    ModelChoice{"small GLM-5, float32, FP8 cache", DType::kF32, 18, Shape::kGlm5, true},
+};
+
+constexpr std::array kV4Models = {
+    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
+    ModelChoice{"bundled V4, float32", DType::kF32, std::nullopt, Shape::kV4},
+    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
+    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+    ModelChoice{"bundled V4, rounded cache", DType::kBF16, std::nullopt, Shape::kV4, true},
+    ModelChoice{"small V4, rounded cache", DType::kF32, 9, Shape::kV4, true},
+    ModelChoice{"bundled V4 with DSpark, rounded cache", DType::kF32, std::nullopt,
+                Shape::kV4DSpark, true},
+    ModelChoice{"small V4 with DSpark, rounded cache", DType::kBF16, 10, Shape::kV4DSpark, true},
+    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
+    ModelChoice{"bundled V4 with DSpark, float32", DType::kF32, std::nullopt, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
+};
+
+constexpr std::array kEagle3Models = {
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"small, bfloat16", DType::kBF16, 5},
+    ModelChoice{"bundled, float32", DType::kF32},
+    ModelChoice{"small, float32", DType::kF32, 6},
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
+};
+
+constexpr std::array kGpuModels = {
+    ModelChoice{.name = "bundled, bfloat16", .dtype = DType::kBF16},
+    ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
+};
+
+constexpr std::array kInt4Models = {
+    ModelChoice{.name = "INT4 experts, bfloat16", .dtype = DType::kBF16, .shape = Shape::kInt4},
+    ModelChoice{.name = "INT4 experts, FP8 cache",
+                .dtype = DType::kBF16,
+                .shape = Shape::kInt4,
+                .rounded_cache = true},
+};
+
+constexpr std::array kStepModels = {
+    ModelChoice{"small Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
+};
+
+constexpr std::array kHybridModels = {
+    ModelChoice{"small Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
+    ModelChoice{"small Ling, float32", DType::kF32, 14, Shape::kLing},
+    ModelChoice{"small Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
+    ModelChoice{"small Kimi-Linear, float32", DType::kF32, 16, Shape::kKimi},
+};
+
+constexpr std::array kGpuStepModels = {
+    ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
+};
+
+constexpr std::array kGpuSparseModels = {
+    ModelChoice{"V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
+    ModelChoice{"V3.2, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
+    ModelChoice{"GLM-5, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
+};
+
+constexpr std::array kGpuV4Models = {
+    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
+    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
+};
+
+inline bool IsV4(const ModelChoice& model) {
+  return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
+}
+
+inline bool HasState(const ModelChoice& model) {
+  return model.shape == Shape::kLing || model.shape == Shape::kKimi;
+}
+
+/// Whether its cache has two forms.
+inline bool IsV3(const ModelChoice& model) {
+  return model.shape == Shape::kV3 || model.shape == Shape::kInt4 || HasState(model);
+}
+
+/// Draws among the models that the arguments ask for, and has a folder for each.
+class Models {
+ public:
+  Models(const Arguments& arguments, Random& random)
+      : arguments_(arguments), random_(random), heads_(std::max(2, arguments.ranks)) {}
+
+  bool on_gpu() const { return arguments_.device == DeviceKind::kCuda; }
+
+  const ModelChoice& Draw() {
+    constexpr int kMostDraws = 1000;
+    for (int draw = 0; draw < kMostDraws; ++draw) {
+      const ModelChoice& model = AnyModel();
+      if (!arguments_.fp8_cache || model.rounded_cache) return model;
+    }
+    throw Error(ErrorCode::kInvalidArgument, "--fp8-cache: none of these models has an FP8 cache");
+  }
+
+  /// Options of an engine over it, with these operations.
+  TestEngineOptions Options(const ModelChoice& model, const Ops* ops) {
+    TestEngineOptions o;
+    switch (model.shape) {
+      case Shape::kV3:
+        if (model.dummy_seed) o.checkpoint = small_model_.directory();
+        break;
+      case Shape::kStep:
+        o.checkpoint = on_gpu() ? gpu_step_model_.directory() : small_step_model_.directory();
+        break;
+      case Shape::kSparse:
+        o.checkpoint = on_gpu() ? gpu_v32_model_.directory() : small_sparse_model_.directory();
+        break;
+      case Shape::kGlm5:
+        o.checkpoint = on_gpu() ? gpu_glm5_model_.directory() : small_glm5_model_.directory();
+        break;
+      case Shape::kLing:
+        o.checkpoint = small_ling_.directory();
+        break;
+      case Shape::kKimi:
+        o.checkpoint = small_kimi_.directory();
+        break;
+      case Shape::kInt4:
+        if (!int4_model_) int4_model_.emplace();
+        o.checkpoint = int4_model_->directory();
+        break;
+      case Shape::kV4:
+        o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
+        break;
+      case Shape::kV4DSpark:
+        o.checkpoint = model.dummy_seed ? small_dspark_model_.directory() : TinyDSparkDirectory();
+        break;
+    }
+    if (!IsV3(model)) o.cache_form = KvCacheForm::kHeads;
+    o.dummy_seed = model.dummy_seed;
+    o.dtype = model.dtype;
+    o.rounded_cache = model.rounded_cache;
+    o.ops = ops;
+    const SmallEagle3& small = model.shape == Shape::kStep ? small_step_eagle3_ : small_eagle3_;
+    o.drafter_checkpoint = model.dummy_seed ? small.directory() : TinyEagle3Directory();
+    return o;
+  }
+
+ private:
+  const ModelChoice& AnyModel() {
+    if (arguments_.int4) {
+      // A processor has no rounded cache of latent entries.
+      return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
+    }
+    if (arguments_.step) {
+      return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
+    }
+    if (arguments_.sparse && on_gpu())
+      return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 3)));
+    if (arguments_.v4 && on_gpu()) return kGpuV4Models.at(static_cast<size_t>(Uniform(0, 1)));
+    if (arguments_.hybrid) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
+    if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
+    if (arguments_.v4) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
+    if (arguments_.sparse)
+      return kSparseModels.at(static_cast<size_t>(Uniform(0, kSparseModels.size() - 1)));
+    if (arguments_.eagle3)
+      return kEagle3Models.at(static_cast<size_t>(Uniform(0, kEagle3Models.size() - 1)));
+    const int kind = Uniform(0, 39);
+    return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
+  }
+
+  int Uniform(int low, int high) { return random_.Uniform(low, high); }
+
+  const Arguments& arguments_;
+  Random& random_;
+  const int32_t heads_;  // of small models: all ranks can share them
+  SmallModel small_model_{2, kSmallVocab, heads_};
+  SmallStepModel small_step_model_{
+      kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, arguments_.ranks)}};
+  SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
+  SmallSparseModel small_sparse_model_{kSmallVocab, {.heads = heads_}};
+  SmallSparseModel small_glm5_model_{kSmallVocab, {.golden = "tiny-glm-dsa", .heads = heads_}};
+  SmallSparseModel gpu_v32_model_{kSmallVocab, kGpuV32Sizes};
+  SmallSparseModel gpu_glm5_model_{kSmallVocab, kGpuGlm5Sizes};
+  SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
+  SmallHybridModel small_kimi_{SmallKimiConfig(kSmallVocab)};
+  SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
+  std::optional<Int4TinyModel> int4_model_;
+  SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};
+  SmallEagle3 small_eagle3_{small_model_.directory()};
+  SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};
+};
+
+}  // namespace outrider::fuzz
