@@ -83,7 +83,7 @@ class Rounds {
         ops_(MakeDeviceOps(arguments.device)),
         own_rank_ops_(arguments_.ranks == 1
                           ? MakeRankOps(DeviceKind::kCpu, {})
-                          : MakeRankOps(arguments.device, DevicesOf(arguments_.ranks))),
+                          : MakeRankOps(arguments.device, DevicesOf(arguments_.ranks), arguments_.divided)),
         rank_ops_(PointersTo(own_rank_ops_)),
         disturbances_(DisturbancesOf(DisturbedOps())) {}
 
