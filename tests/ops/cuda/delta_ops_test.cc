@@ -67,8 +67,8 @@ TEST_F(DeltaCudaOpsTest, RowsAndStatesFollowTheRecurrence) {
       const std::vector<float> want = cpu.RunAll(on_cpu, rows, 100);
       std::vector<double> state;
       const std::vector<double> exact = delta_test::Recurrence(rows, sizes, gpu.numbers(), &state);
-      ExpectNear(got, want, exact, 4e-6);
-      ExpectNear(gpu.StateOf(on_gpu.tables.state), cpu.StateOf(on_cpu.tables.state), state, 2e-5);
+      ExpectNear(got, want, exact, 2e-6);
+      ExpectNear(gpu.StateOf(on_gpu.tables.state), cpu.StateOf(on_cpu.tables.state), state, 1e-5);
     }
   }
 }
@@ -82,7 +82,7 @@ TEST_F(DeltaCudaOpsTest, TheStateStaysRightOverManyTokens) {
   std::vector<double> state;
   delta_test::Recurrence(rows, sizes, machine.numbers(), &state);
   const std::vector<float> own = machine.StateOf(request.tables.state);
-  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 2e-5) << i;
+  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 1e-5) << i;
 }
 
 TEST_F(DeltaCudaOpsTest, BitsDoNotDependOnStepsOrDrafts) {
