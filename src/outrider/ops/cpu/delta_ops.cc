@@ -212,7 +212,7 @@ void CpuOps::NormGate(const Context& context, const NormGateArgs& args) const {
   const MatrixView<float> x = args.x.floats();
   const MatrixView<float> gates = args.gates.floats();
   OUTRIDER_CHECK(x.cols == gates.cols && x.rows == gates.rows);
-  NormHeads(context, args.x, args.heads, args.norm, args.norm_eps, nullptr);
+  NormHeads(context, args.x, args.heads, args.norm, args.norm_eps);
   context.pool->ParallelFor(x.rows, [&](int64_t r, int /*thread*/) {
     for (int64_t i = 0; i < x.cols; ++i) x.row(r)[i] *= Sigmoid(gates.row(r)[i]);
   });
