@@ -5,7 +5,7 @@
 //
 //   network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case
 //   REQUESTS,ROWS,CONTEXT]...
-//                      [--prompts REQUESTS,LENGTH]...
+//                      [--prompts REQUESTS,LENGTH]... [--kernels]
 //                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
@@ -14,19 +14,22 @@
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
 // experts those that the step's rows have, the cache, and running states with the rows since then.
-// --prompts: prompts of one
-// length, in steps of 16384 rows; for networks with an indexer with the arithmetic that they need,
-// by time.
+// --prompts: prompts of one length, in steps of 16384 rows; for networks with an indexer with the
+// arithmetic that they need,
+// by time. --kernels: instead, the kernels of one repeated pass of each case, or of one run of its
+// prompts, as CUPTI records them, by kernel and grid (a pass is a little slower then).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bench/cuda/kernel_times.h"
 #include "bench/cuda/prompt_flops.h"
 #include "bench/cuda/relaxed_ops.h"
 #include "outrider/base/file.h"
@@ -172,12 +175,13 @@ class StepBench {
  public:
   StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
             std::vector<Case> cases, std::vector<PromptCase> prompts, DType cache_type,
-            double bytes_per_second)
+            double bytes_per_second, KernelTimes* kernels)
       : own_ops_(std::move(ops)),
         ops_(*own_ops_),
         name_(std::move(name)),
         cache_type_(cache_type),
         bytes_per_second_(bytes_per_second),
+        kernels_(kernels),
         cases_(std::move(cases)),
         prompts_(std::move(prompts)),
         config_(ParseModelConfig(config, std::nullopt, name_)),
@@ -390,6 +394,11 @@ class StepBench {
                 share / moe_layers);
   }
 
+  std::string TitleOf(const Case& c) const {
+    return fmt::format("{}, {:3} requests, {} rows each, context {}", name_, c.requests, c.rows,
+                       c.context);
+  }
+
   void Decode(const Case& c) {
     LayOut(c.requests, c.rows, c.context - c.rows, Phase::kDecode);
     const auto inputs = ops_.MakeStepInputs();
@@ -400,12 +409,17 @@ class StepBench {
     CheckCuda(cudaEventCreate(&begin), "event");
     CheckCuda(cudaEventCreate(&end), "event");
     std::vector<double> passes, steps;
-    for (int i = 0; i < kRounds + 3; ++i) {
+    for (int i = 0; i < (kernels_ != nullptr ? 4 : kRounds + 3); ++i) {
       const double before = Seconds();
+      if (kernels_ != nullptr) kernels_->Take();
       inputs->Assign(layout_, plan_, RowCount::kRounded);
       CheckCuda(cudaEventRecord(begin, ops_.stream()), "event");
       model_->Forward(*inputs, *cache_, hidden->rows());
       CheckCuda(cudaEventRecord(end, ops_.stream()), "event");
+      if (kernels_ != nullptr) {
+        ops_.Synchronize();
+        if (i == 3) PrintKernels(kernels_->Take(), TitleOf(c));
+      }
       Draw(hidden->rows());
       float ms = 0;
       CheckCuda(cudaEventElapsedTime(&ms, begin, end), "time");
@@ -415,13 +429,18 @@ class StepBench {
     }
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
+    if (kernels_ != nullptr) return;
     const double limit = BytesOf(c) / bytes_per_second_ * 1e3;
-    std::printf(
-        "%s, %3d requests, %d rows each, context %d: pass %7.3f ms, step %7.3f ms, bytes %7.3f, "
-        "%4.2f\n",
-        name_.c_str(), c.requests, c.rows, c.context, Median(passes), Median(steps), limit,
-        limit / Median(steps));
+    std::printf("%s: pass %7.3f ms, step %7.3f ms, bytes %7.3f, %4.2f\n", TitleOf(c).c_str(),
+                Median(passes), Median(steps), limit, limit / Median(steps));
     std::fflush(stdout);
+  }
+
+  /// 0: of other networks.
+  double PromptFlops(int64_t length) const {
+    if (IsV4()) return CompressedPromptFlops(config_, length);
+    const auto* const mla = std::get_if<MlaSpec>(&config_.layers.back().attention);
+    return mla != nullptr && mla->indexer ? SparsePromptFlops(config_, length) : 0;
   }
 
   void Prompts(const PromptCase& c) {
@@ -438,15 +457,19 @@ class StepBench {
       }
       ops_.Synchronize();
       if (i > 0) seconds.push_back(Seconds() - before);
+      if (kernels_ == nullptr) continue;
+      // Of the second run: in the first memory is made.
+      const std::vector<TimedKernel> kernels = kernels_->Take();
+      if (i < 1) continue;
+      PrintKernels(kernels, fmt::format("{}, {} prompts of {}", name_, c.requests, c.length));
+      return;
     }
     const double median = Median(seconds);
     const double tokens = static_cast<double>(c.requests) * c.length;
     std::printf("%s, %d prompts of %d: %.1f ms, %.0f tokens/s", name_.c_str(), c.requests, c.length,
                 median * 1e3, tokens / median);
-    const auto* const mla = std::get_if<MlaSpec>(&config_.layers.back().attention);
-    if (mla != nullptr && mla->indexer) {
-      std::printf(", %.0f TFLOP/s",
-                  c.requests * SparsePromptFlops(config_, c.length) / median / 1e12);
+    if (const double flops = PromptFlops(c.length); flops > 0) {
+      std::printf(", %.0f TFLOP/s", c.requests * flops / median / 1e12);
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -457,6 +480,7 @@ class StepBench {
   std::string name_;
   DType cache_type_;
   double bytes_per_second_;
+  KernelTimes* kernels_;  // null: nobody asks
   std::vector<Case> cases_;
   std::vector<PromptCase> prompts_;
   ModelConfig config_;
@@ -487,6 +511,7 @@ int Main(int argc, char** argv) {
   bool right = true;
   bool relaxed = false;
   DType cache_type = DType::kBF16;
+  bool times_kernels = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
       bandwidth = std::atof(argv[++i]);
@@ -495,6 +520,8 @@ int Main(int argc, char** argv) {
       relaxed = true;
     } else if (std::strcmp(argv[i], "--fp8-cache") == 0) {
       cache_type = DType::kF8E4M3;
+    } else if (std::strcmp(argv[i], "--kernels") == 0) {
+      times_kernels = true;
     } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
       Case c = {};
       right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
@@ -513,12 +540,14 @@ int Main(int argc, char** argv) {
   if (!right) {
     std::fprintf(stderr,
                  "usage: network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case "
-                 "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... "
+                 "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... [--kernels] "
                  "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...\n");
     return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
   try {
+    std::optional<KernelTimes> kernels;
+    if (times_kernels) kernels.emplace();
     for (const std::string& name : names) {
       const std::string config = name == "v2-lite"         ? kV2Lite
                                  : name == "glm-4.7-flash" ? kGlm47Flash
@@ -529,7 +558,7 @@ int Main(int argc, char** argv) {
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
       StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, prompts,
-                cache_type, bandwidth * 1e12)
+                cache_type, bandwidth * 1e12, kernels ? &*kernels : nullptr)
           .RunAll();
     }
   } catch (const Error& error) {

@@ -231,10 +231,11 @@ std::vector<OpsCase> Cases() {
       {"NormHeadsInPartOfTheColumns", kHidden, false,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
          c.ops.Copy(c, in.x.view(), out);
-         c.ops.compressed()->NormHeads(c, out.Columns(8, 32), 4, w.norm, 1e-5F, nullptr);
+         const auto& ops = dynamic_cast<const cpu::CpuOps&>(c.ops);
+         ops.NormHeads(c, out.Columns(8, 32), 4, w.norm, 1e-5F);
          const Tensor whole = c.Rows(out.rows, 32);  // without gaps between rows
          c.ops.Copy(c, Tensor(in.x.view()).Columns(8, 32), whole);
-         c.ops.compressed()->NormHeads(c, whole, 4, w.norm, 1e-5F, nullptr);
+         ops.NormHeads(c, whole, 4, w.norm, 1e-5F);
          for (int64_t r = 0; r < out.rows; ++r) {
            EXPECT_TRUE(SameBits(out.floats().row(r), in.x.view().row(r), 8));
            EXPECT_TRUE(SameBits(out.floats().row(r) + 8, whole.floats().row(r), 32));

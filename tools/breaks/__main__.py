@@ -54,7 +54,7 @@ PLACE_OF = {  # of a test program, under tests/
                      "draw_test", "expert_matmul_test", "expert_router_test",
                      "gqa_attention_test", "head_rows_test", "hyper_rows_test", "index_keys_test", "kda_rows_test",
                      "index_scores_test", "listed_attention_test", "matmul_test", "mla_decode_test", "norm_rows_test",
-                     "prompt_attention_test", "prompt_rows_test"), "kernels/cuda"),
+                     "prompt_attention_test", "prompt_rows_test", "query_rows_test"), "kernels/cuda"),
     **dict.fromkeys(("compressed_cuda_ops_test", "cuda_ops_test", "cuda_sampler_test", "delta_cuda_ops_test", "hopper_gpu_test",
                      "peer_communicator_test", "sparse_cuda_ops_test"), "ops/cuda"),
     **dict.fromkeys(("families_test", "hybrid_test"), "networks/cuda"),

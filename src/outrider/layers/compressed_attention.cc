@@ -77,23 +77,48 @@ void WriteCompressed(const Context& context, const CompressedSpec& spec, const C
   context.ops.compressed()->Compress(context, step.inputs, std::span(compressors).first(count));
 }
 
-/// The entries that every row attends to. queries [rows, q_lora], weights [rows, index heads].
-SelectedEntries Select(const Context& context, const CompressedSpec& spec, const IndexerWeights& w,
-                       const CompressedStep& step, LayerCache keys, Tensor queries,
-                       Tensor weights) {
-  const Ops& ops = context.ops;
-  const auto heads = static_cast<int32_t>(spec.index_heads);
-  const Tensor q = context.Activations(queries.rows, spec.index_heads * spec.index_dim);
-  ops.Multiply(context, std::array{Product{.x = queries, .w = &w.queries, .y = q}});
-  const auto rope = static_cast<int32_t>(2 * step.frequencies.size());
-  ops.Rotate(context, q, heads, keys.width - rope, step.rotary);
-  return ops.sparse()->SelectEntries(context, step.inputs,
-                                     {.heads = heads,
-                                      .ratio = static_cast<int32_t>(spec.ratio),
-                                      .top_k = static_cast<int32_t>(spec.index_top_k),
-                                      .q = q,
-                                      .weights = weights,
-                                      .keys = keys});
+/// Queries of the heads and of an indexer's. Memory of the arena.
+struct Queries {
+  Tensor q;      // [rows, heads * D]
+  Tensor index;  // [rows, index heads * I]; no rows: there is no indexer
+};
+
+/// latents [rows, q_lora], normalised.
+Queries QueriesOf(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
+                  const CompressedStep& step, Tensor latents) {
+  const int64_t width = spec.heads * spec.head_dim;
+  const int64_t index_width = spec.index_heads * spec.index_dim;
+  Queries queries = {.q = context.Activations(latents.rows, width), .index = {}};
+  if (index_width > 0) queries.index = context.Activations(latents.rows, index_width);
+  const Scratch::Frame frame(context.arena);
+  // Side by side, as their weights may be: one product then.
+  const Tensor both =
+      index_width > 0 ? context.Activations(latents.rows, width + index_width) : queries.q;
+  const std::array products = {
+      Product{.x = latents, .w = &w.q_b, .y = both.Columns(0, width)},
+      Product{.x = latents, .w = &w.indexer.queries, .y = both.Columns(width, index_width)}};
+  context.ops.Multiply(context, std::span(products).first(index_width > 0 ? 2 : 1));
+  context.ops.compressed()->FinishQueries(context,
+                                          {.products = both,
+                                           .q = queries.q,
+                                           .heads = static_cast<int32_t>(spec.heads),
+                                           .norm_eps = step.norm_eps,
+                                           .rotary = step.rotary,
+                                           .index_q = queries.index,
+                                           .index_heads = static_cast<int32_t>(spec.index_heads)});
+  return queries;
+}
+
+/// The entries that every row attends to. q [rows, index heads * I], weights [rows, index heads].
+SelectedEntries Select(const Context& context, const CompressedSpec& spec,
+                       const CompressedStep& step, LayerCache keys, Tensor q, Tensor weights) {
+  return context.ops.sparse()->SelectEntries(context, step.inputs,
+                                             {.heads = static_cast<int32_t>(spec.index_heads),
+                                              .ratio = static_cast<int32_t>(spec.ratio),
+                                              .top_k = static_cast<int32_t>(spec.index_top_k),
+                                              .q = q,
+                                              .weights = weights,
+                                              .keys = keys});
 }
 
 WindowRowArgs WindowRows(const CompressedWeights& w, const CompressedStep& step, Tensor kv) {
@@ -119,7 +144,6 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
                        Tensor out) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
-  const auto heads = static_cast<int32_t>(spec.heads);
 
   // Side by side, as their weights may be: one product then.
   const Tensor both = context.Rows(x.rows, spec.q_lora + spec.head_dim);
@@ -127,22 +151,20 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   const Tensor kv = both.Columns(spec.q_lora, spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = latents},
                                    Product{.x = x, .w = &w.kv, .y = kv}});
-  const Tensor queries = context.Activations(x.rows, spec.q_lora);
+  const Tensor normed = context.Activations(x.rows, spec.q_lora);
   WindowRowArgs rows = WindowRows(w, step, kv);
   rows.q = latents;
   rows.q_norm = w.q_norm;
-  rows.q_out = queries;
+  rows.q_out = normed;
   ops.compressed()->WriteWindowRows(context, step.inputs, rows);
-  const Tensor q = context.Activations(x.rows, spec.heads * spec.head_dim);
-  ops.Multiply(context, std::array{Product{.x = queries, .w = &w.q_b, .y = q}});
-  ops.compressed()->NormHeads(context, q, heads, nullptr, step.norm_eps, &step.rotary);
+  const Queries queries = QueriesOf(context, spec, w, step, normed);
 
-  const Tensor attended = context.Activations(x.rows, q.cols);
-  CompressedAttentionArgs args = {.heads = heads,
+  const Tensor attended = context.Activations(x.rows, queries.q.cols);
+  CompressedAttentionArgs args = {.heads = static_cast<int32_t>(spec.heads),
                                   .window = static_cast<int32_t>(spec.window),
                                   .ratio = static_cast<int32_t>(spec.ratio),
                                   .softmax_scale = static_cast<float>(spec.softmax_scale),
-                                  .q = q,
+                                  .q = queries.q,
                                   .out = attended,
                                   .sinks = w.sinks,
                                   .back = &step.back,
@@ -158,7 +180,7 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   }
   SelectedEntries selected;
   if (spec.index_heads > 0) {
-    selected = Select(context, spec, w.indexer, step, step.caches[3], queries, input.weights);
+    selected = Select(context, spec, step, step.caches[3], queries.index, input.weights);
     args.selected = &selected;
   }
   ops.compressed()->CompressedAttention(context, step.inputs, args);

@@ -23,11 +23,9 @@ void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeight
   if (norm.weight != nullptr) context.ops.Norm(context, x, norm.weight, norm.eps, norm.out);
 }
 
-/// h, x: the rows of the step from first_row on.
-void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w,
-                const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x,
-                const NormOut& norm, ChosenExperts chosen) {
-  const Scratch::Frame frame(context.arena);
+/// h: the rows of the step from first_row on.
+ExpertSum OutputsOf(const Context& context, const MoeSpec& spec, const MoeWeights& w,
+                    const StepInputs& inputs, int32_t first_row, Tensor h, ChosenExperts chosen) {
   const Ops& ops = context.ops;
   const Tensor scores = context.Rows(h.rows, spec.router.experts);
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
@@ -43,8 +41,9 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
                                                     .shared = static_cast<float>(spec.shared_limit),
                                                     .limits_gate = spec.limits_gate},
                                                    routing, h);
-  const ExpertRows outputs = ops.moe()->ExpertDown(context, w.experts, routing, inner);
-  ops.moe()->CombineExperts(context, w.experts, routing, outputs, x, norm);
+  return {.weights = &w.experts,
+          .routing = &routing,
+          .outputs = ops.moe()->ExpertDown(context, w.experts, routing, inner)};
 }
 
 /// run(first, count) of every tile of rows: what is inside an MLP is wide.
@@ -68,9 +67,18 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
                       const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm,
                       ChosenExperts chosen) {
   ForTiles(context, h.rows, [&](int64_t first, int64_t count) {
-    ExpertTile(context, spec, weights, inputs, static_cast<int32_t>(first), h.Rows(first, count),
-               x.Rows(first, count), norm.Rows(first, count), chosen.From(first));
+    const Scratch::Frame frame(context.arena);
+    const ExpertSum sum = OutputsOf(context, spec, weights, inputs, static_cast<int32_t>(first),
+                                    h.Rows(first, count), chosen.From(first));
+    context.ops.moe()->CombineExperts(context, *sum.weights, *sum.routing, sum.outputs,
+                                      x.Rows(first, count), norm.Rows(first, count));
   });
+}
+
+ExpertSum ExpertOutputs(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
+                        const StepInputs& inputs, Tensor h, ChosenExperts chosen) {
+  OUTRIDER_CHECK(h.rows <= context.ops.mlp_tile());
+  return OutputsOf(context, spec, weights, inputs, 0, h, chosen);
 }
 
 }  // namespace outrider

@@ -31,4 +31,9 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
                       const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm = {},
                       ChosenExperts chosen = {});
 
+/// The same mixture, of no more rows than Ops::mlp_tile, without the sum: memory of the arena, and
+/// as MoeOps::Route says.
+ExpertSum ExpertOutputs(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
+                        const StepInputs& inputs, Tensor h, ChosenExperts chosen = {});
+
 }  // namespace outrider

@@ -58,21 +58,22 @@ void DeepSeekV4Layers::RepeatFirstStream(const Context& context, Tensor streams)
   }
 }
 
-void DeepSeekV4Layers::Run(const Context& context, size_t i, Step& step, Tensor streams) const {
+void DeepSeekV4Layers::Run(const Context& context, size_t i, Step& step, Tensor streams,
+                           bool goes_on) const {
   const Ops& ops = context.ops;
   const Layer& layer = layers_[i];
   const DeepSeekV4LayerWeights& w = *layer.weights;
   if (step.added.y.rows == 0) {
+    step.x = context.Activations(streams.rows, hidden_size_);
     step.added = {.y = context.Rows(streams.rows, hidden_size_),
                   .weights = WeightsOfStreams(context, streams.rows)};
   }
-  const HyperAddArgs before = step.is_left ? step.added : HyperAddArgs();
-  // What a part gave is read before the next one writes there.
+  const Tensor x = step.x;
   const Tensor y = step.added.y;
-  const Tensor weights = step.added.weights;
-  const Scratch::Frame frame(context.arena);
-  const Tensor x = context.Activations(streams.rows, hidden_size_);
-  MixStreams(context, streams_, w.attention_streams, w.attention_norm, before, streams, x, weights);
+  const auto mix = [&](const HyperWeights& part, const float* norm, const HyperAddArgs& add) {
+    MixStreams(context, streams_, part, norm, add, streams, x, step.added.weights);
+  };
+  if (!step.is_mixed) mix(w.attention_streams, w.attention_norm, {});
   AttendToOwnRows(context, step.inputs, x, y,
                   [&](const Context& own, const StepInputs& inputs, Tensor own_x, Tensor own_y) {
                     WithAttention(layer, step, inputs, [&](const CompressedStep& attention) {
@@ -80,16 +81,24 @@ void DeepSeekV4Layers::Run(const Context& context, size_t i, Step& step, Tensor 
                                         own_y);
                     });
                   });
-  MixStreams(context, streams_, w.mlp_streams, w.mlp_norm, step.added, streams, x, weights);
-  ops.SetZero(context, y);
-  MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
-  step.is_left = true;
-}
-
-void DeepSeekV4Layers::Finish(const Context& context, Step& step, Tensor streams) const {
-  if (!step.is_left) return;
-  context.ops.hyper()->HyperAdd(context, streams_, step.added, streams);
-  step.is_left = false;
+  mix(w.mlp_streams, w.mlp_norm, step.added);
+  const Scratch::Frame frame(context.arena);
+  HyperAddArgs added = step.added;
+  ExpertSum sum;
+  if (x.rows <= ops.mlp_tile()) {
+    sum = ExpertOutputs(context, *layer.spec.moe(), w.mlp, step.inputs, x, step.chosen);
+    added.experts = &sum;
+  } else {
+    ops.SetZero(context, y);
+    MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y, {}, step.chosen);
+  }
+  if (goes_on) {
+    const DeepSeekV4LayerWeights& next = *layers_[i + 1].weights;
+    mix(next.attention_streams, next.attention_norm, added);
+  } else {
+    ops.hyper()->HyperAdd(context, streams_, added, streams);
+  }
+  step.is_mixed = goes_on;
 }
 
 Tensor DeepSeekV4Layers::WeightsOfStreams(const Context& context, int64_t rows) const {

@@ -20,10 +20,10 @@ class DeepSeekV4Layers {
     std::span<const Rotary> rotary;  // by kind, of inputs.attended()
     bool in_blocks = false;          // CompressedStep::in_blocks
     ChosenExperts chosen = {};       // of the layer to run, where somebody asks
-    // Memory for what parts of layers add to the streams. What the last layer that ran gave is
-    // added by the next one as it reads the streams, or by Finish.
+    // Memory for what parts of layers read of the streams, and add to them.
+    Tensor x = {};
     HyperAddArgs added = {};
-    bool is_left = false;  // it is still to be added
+    bool is_mixed = false;  // x is what the next layer's attention reads
   };
 
   explicit DeepSeekV4Layers(const ModelConfig& config);
@@ -39,16 +39,16 @@ class DeepSeekV4Layers {
   /// Memory of it lives in the arena.
   Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
                 bool in_blocks = false) {
-    return {inputs, cache, rotary_.Rows(context, inputs.attended()), in_blocks, {}, {}, false};
+    return {inputs, cache, rotary_.Rows(context, inputs.attended()), in_blocks, {}, {}, {}, false};
   }
 
   /// Copies the first stream of every row to the others.
   void RepeatFirstStream(const Context& context, Tensor streams) const;
 
-  /// Runs layer i of those that were added over streams [rows, S * hidden]. The first time for a
-  /// step takes memory of the arena that stays; Finish comes before others read the streams.
-  void Run(const Context& context, size_t i, Step& step, Tensor streams) const;
-  void Finish(const Context& context, Step& step, Tensor streams) const;
+  /// Runs layer i of those that were added over streams [rows, S * hidden]. With `goes_on` layer
+  /// i + 1 is the next that does anything with the streams: what it reads of them is made as what
+  /// this one gives is added. The first time for a step takes memory of the arena that stays.
+  void Run(const Context& context, size_t i, Step& step, Tensor streams, bool goes_on) const;
 
   /// Writes what the rows of streams [rows, S * hidden] leave in the cache of layer i, which has
   /// a window alone.

@@ -51,14 +51,14 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
   layers_.RepeatFirstStream(context, streams);
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     step.chosen = taps.experts.Layer(static_cast<int64_t>(i));
-    layers_.Run(context, i, step, streams);
-    for (; !layer_taps.empty() && std::cmp_equal(layer_taps.front().layer, i);
-         layer_taps = layer_taps.subspan(1)) {
-      layers_.Finish(context, step, streams);
+    const auto is_tapped = [&] {
+      return !layer_taps.empty() && std::cmp_equal(layer_taps.front().layer, i);
+    };
+    layers_.Run(context, i, step, streams, i + 1 < weights_.layers.size() && !is_tapped());
+    for (; is_tapped(); layer_taps = layer_taps.subspan(1)) {
       context.ops.hyper()->HyperMean(context, layers_.streams(), streams, layer_taps.front().out);
     }
   }
-  layers_.Finish(context, step, streams);
   if (!in_place) context.ops.Copy(context, streams, kept);
 }
 
@@ -103,8 +103,7 @@ void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
   if (num_outputs == 0) return;
   const Tensor out = streams.Rows(num_entries, num_outputs);
   auto step = layers_.MakeStep(context, pass.outputs, cache);
-  layers_.Run(context, layer, step, out);
-  layers_.Finish(context, step, out);
+  layers_.Run(context, layer, step, out, /*goes_on=*/false);
   ops.Copy(context, out, pass.hidden.Rows(0, num_outputs));
 }
 

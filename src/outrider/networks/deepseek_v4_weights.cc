@@ -30,8 +30,20 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
   loader.SideBySide({.out = &w->q_a, .name = prefix + "wq_a.weight", .rows = a.q_lora},
                     {.out = &w->kv, .name = prefix + "wkv.weight", .rows = a.head_dim}, hidden);
   loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
-  loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora,
-                {.rows = Cut::kHeads});
+  const std::string indexer = prefix + "indexer.";
+  const WeightLoader::NamedMatrix q_b = {.out = &w->q_b,
+                                         .name = prefix + "wq_b.weight",
+                                         .rows = a.heads * a.head_dim,
+                                         .cut = {.rows = Cut::kHeads}};
+  if (a.index_heads > 0) {
+    loader.SideBySide(q_b,
+                      {.out = &w->indexer.queries,
+                       .name = indexer + "wq_b.weight",
+                       .rows = a.index_heads * a.index_dim},
+                      a.q_lora);
+  } else {
+    loader.Matrix(q_b.out, q_b.name, q_b.rows, a.q_lora, q_b.cut);
+  }
   loader.Vector(&w->kv_norm, prefix + "kv_norm.weight", a.head_dim);
   loader.HeadVector(&w->sinks, prefix + "attn_sink", a.heads);
   // A group has the heads of one rank.
@@ -43,7 +55,6 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
   // All that reads a layer's input in full precision.
   std::vector<WeightLoader::NamedMatrix> of_x;
   DeclareCompressor(loader, a, a.head_dim, &w->compressor, prefix + "compressor.", of_x);
-  const std::string indexer = prefix + "indexer.";
   if (a.index_heads > 0) {
     DeclareCompressor(loader, a, a.index_dim, &w->indexer.compressor, indexer + "compressor.",
                       of_x);
@@ -52,9 +63,6 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
                     .rows = a.index_heads});
   }
   loader.ExactSideBySide(of_x, hidden);
-  if (a.index_heads == 0) return;
-  loader.Matrix(&w->indexer.queries, indexer + "wq_b.weight", a.index_heads * a.index_dim,
-                a.q_lora);
 }
 
 void DeclareV4Experts(WeightLoader& loader, const MoeSpec& moe, const ModelConfig& c, MoeWeights* w,

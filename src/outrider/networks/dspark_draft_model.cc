@@ -82,8 +82,9 @@ void DSparkDraftModel::RunForward(const ModulePass& pass, KvCache& cache) {
   context.ops.Embed(context, network_.weights().embedding, pass.outputs, false,
                     streams.Columns(0, layers_.hidden_size()));
   layers_.RepeatFirstStream(context, streams);
-  for (size_t s = 0; s < weights_.stages.size(); ++s) layers_.Run(context, s, step, streams);
-  layers_.Finish(context, step, streams);
+  for (size_t s = 0; s < weights_.stages.size(); ++s) {
+    layers_.Run(context, s, step, streams, s + 1 < weights_.stages.size());
+  }
   ContractStreams(context, layers_.streams(), weights_.before_head.streams, streams,
                   pass.hidden.Rows(0, num_outputs));
 }

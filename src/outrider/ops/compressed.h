@@ -16,11 +16,8 @@ class CompressedOps {
  public:
   virtual ~CompressedOps() = default;
 
-  /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
-  /// [cols / heads], null: all 1. Then the last values of every head are rotated, if there are
-  /// angles.
-  virtual void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                         float eps, const Rotary* rotary) const = 0;
+  /// Finishes queries behind their products.
+  virtual void FinishQueries(const Context& context, const QueryArgs& args) const = 0;
 
   /// Normalises and rotates a row per token and writes it to the window's cache; normalises the
   /// queries' latents beside it.

@@ -40,6 +40,19 @@ struct WindowRowArgs {
   Tensor q_out = {};
 };
 
+/// Queries as their products give them, and where they go. Every head is divided by
+/// sqrt(mean(q^2) + eps), then its last values are rotated; those of an indexer's heads are rotated
+/// alone.
+struct QueryArgs {
+  Tensor products;  // [rows, columns of q and index_q]; they may change
+  Tensor q;         // [rows, heads * D]; it may be `products`
+  int32_t heads = 0;
+  float norm_eps = 0;
+  Rotary rotary;
+  Tensor index_q = {};  // [rows, index_heads * I]; no rows: there is no indexer
+  int32_t index_heads = 0;
+};
+
 /// What writes the rows of tokens and the entries that they complete. To the gates of a token the
 /// bias of its position in a group of `ratio` is added. An entry is rotated by the angles of its
 /// first position, pairs (2i, 2i + 1). Rows are read back from the cache.

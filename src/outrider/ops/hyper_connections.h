@@ -9,6 +9,8 @@
 
 namespace outrider {
 
+struct ExpertSum;  // ops/moe.h
+
 struct HyperShape {
   int32_t streams = 0;     // S
   int32_t iterations = 0;  // of Sinkhorn's normalisation
@@ -18,8 +20,10 @@ struct HyperShape {
 
 /// What is added to the streams of rows.
 struct HyperAddArgs {
-  Tensor y = {};        // [rows, H]
+  Tensor y = {};        // [rows, H], float32 with experts
   Tensor weights = {};  // [rows, (1 + S) * S] of HyperMix
+  /// Instead of y, whose memory may be written: what these give.
+  const ExpertSum* experts = nullptr;
 };
 
 /// What a row's mixture is made with: of the sums fn · streams [rows, S + S + S * S], parts pre,

@@ -42,6 +42,13 @@ struct ExpertRows {
   Tensor shared;
 };
 
+/// A mixture's outputs that are still to be added up, as MoeOps::CombineExperts would.
+struct ExpertSum {
+  const ExpertWeights* weights = nullptr;
+  const Routing* routing = nullptr;
+  ExpertRows outputs;
+};
+
 /// Where the activations of a mixture of experts are cut, as Product::limit does.
 struct ExpertLimits {
   float routed = static_cast<float>(kNoActivationLimit);

@@ -26,6 +26,7 @@ ModelConfig ConfigOf(int64_t heads) {
 }
 
 class V4Test : public HopperTest<testing::TestWithParam<int64_t>> {};
+class V4LaunchesTest : public HopperTest<> {};
 
 // An indexer's or router's choice may differ from the CPU's in near-ties, which moves the row's
 // output: such a row counts as one that is far off.
@@ -56,6 +57,71 @@ TEST_P(V4Test, BitsDoNotDependOnTheStep) {
     for (size_t kind = 0; kind < 2; ++kind) {
       EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind]) << "request " << i << ", " << kind;
     }
+  }
+}
+
+// Between layers that nobody taps the next one's input is mixed as a layer's output is added.
+TEST_P(V4Test, TapsChangeNoBit) {
+  const ModelConfig config = ConfigOf(GetParam());
+  TestNetwork network(config, *MakeDummyWeights(config, 3), 0);
+  std::mt19937 random(7);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, static_cast<int32_t>(config.vocab_size), {150, 40}, 1,
+                     network.Groups(128, DType::kBF16));
+  KvCache cache = network.MakeCache(NumBlocks(requests), 128, DType::kBF16);
+  BatchLayout layout(cache.config().groups);
+  const std::vector<RequestWork> work = {requests[0].Work(0, 0, 150, 0),
+                                         requests[1].Work(1, 0, 40, 0)};
+  layout.Assign(work);
+  const std::vector<uint16_t> plain = network.Forward(layout, cache);
+  EXPECT_EQ(network.Forward(layout, cache, [](int64_t, const std::vector<float>&) {}), plain);
+}
+
+/// Launches of a step of one row behind `context` tokens, without those that are once for a step.
+size_t LaunchesOf(const ModelConfig& config, int32_t context) {
+  TestNetwork network(config, *MakeDummyWeights(config, 3), 0);
+  std::mt19937 random(7);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, static_cast<int32_t>(config.vocab_size), {context}, 1,
+                     network.Groups(128, DType::kBF16));
+  KvCache cache = network.MakeCache(NumBlocks(requests), 128, DType::kBF16);
+  BatchLayout layout(cache.config().groups);
+  const std::vector<RequestWork> work = {requests[0].Work(0, context, 1, 0)};
+  layout.Assign(work);
+  AttentionPlan plan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config));
+  plan.Assign(layout);
+  const CudaOps& ops = network.ops();
+  const auto inputs = ops.MakeStepInputs();
+  inputs->Assign(layout, plan, RowCount::kExact);
+  const DeviceRows hidden(ops, DType::kBF16, 1, network.output_width());
+  const auto forward = [&] { network.model().Forward(*inputs, cache, hidden.view()); };
+  forward();  // makes memory and plans
+  ops.Synchronize();
+  cudaGraph_t graph = nullptr;
+  CheckCuda(cudaStreamBeginCapture(ops.stream(), cudaStreamCaptureModeThreadLocal), "a step");
+  forward();
+  CheckCuda(cudaStreamEndCapture(ops.stream(), &graph), "a step");
+  size_t launches = 0;
+  CheckCuda(cudaGraphGetNodes(graph, nullptr, &launches), "launches");
+  cudaGraphDestroy(graph);
+  return launches;
+}
+
+// Weights as they are published: shared experts in another format than the others.
+TEST_F(V4LaunchesTest, ALayerOfRatio4HasTwentyAtMost) {
+  ModelConfig config = ReadModelConfig(TinyV4Directory());
+  const auto top_k =
+      static_cast<int32_t>(std::get<CompressedSpec>(config.layers.back().attention).index_top_k);
+  ASSERT_GT(top_k, 0) << "the last layer has an indexer";
+  const LayerSpec last = config.layers.back();
+  config.layers.push_back(last);
+  ModelConfig more = config;
+  more.layers.push_back(last);
+  for (const int32_t context : {2 * top_k, 8 * top_k}) {
+    const size_t launches = LaunchesOf(more, context) - LaunchesOf(config, context);
+    std::printf("behind %d tokens: %zu launches\n", context, launches);
+    // Behind few tokens nothing is scored.
+    EXPECT_LE(launches, context == 2 * top_k ? 19U : 20U) << "behind " << context << " tokens";
   }
 }
 

@@ -164,6 +164,7 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
   const TestMatrix norm = TestMatrix::Random(1, kDim, random_);
   const TestMatrix q_norm = TestMatrix::Random(1, kLatents, random_);
   const TestMatrix q = RandomBf16(kRows, int64_t{kHeads} * kDim, random_);
+  const TestMatrix index_q = RandomBf16(kRows, int64_t{kHeads} * kIndexDim, random_);
   const TestMatrix sinks = TestMatrix::Random(1, kHeads, random_);
   const int32_t channels = ratio == 4 ? 2 * kDim : kDim;
   const int32_t key_channels = channels / 4;
@@ -176,6 +177,7 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
   LayerCaches of_cpu(cpu_, ratio);
   TestMatrix out[2] = {TestMatrix(1, 1), TestMatrix(1, 1)};
   TestMatrix heads[2] = {TestMatrix(1, 1), TestMatrix(1, 1)};
+  TestMatrix index_heads[2] = {TestMatrix(1, 1), TestMatrix(1, 1)};
   TestMatrix normed[2] = {TestMatrix(1, 1), TestMatrix(1, 1)};
   const Context contexts[2] = {GpuContext(), CpuContext()};
   for (int device = 0; device < 2; ++device) {
@@ -198,9 +200,19 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
                          .q_out = q_out});
     normed[device] = Get(c, q_out);
     const Tensor rows = c.Activations(kRows, q.view_cols);
-    c.ops.Copy(c, Put(c, q), rows);
-    ops.NormHeads(c, rows, kHeads, nullptr, 1e-6F, &rotary);
+    const Tensor index_rows = c.Activations(kRows, index_q.view_cols);
+    const Tensor products = c.Activations(kRows, q.view_cols + index_q.view_cols);
+    c.ops.Copy(c, Put(c, q), products.Columns(0, q.view_cols));
+    c.ops.Copy(c, Put(c, index_q), products.Columns(q.view_cols, index_q.view_cols));
+    ops.FinishQueries(c, {.products = products,
+                          .q = rows,
+                          .heads = kHeads,
+                          .norm_eps = 1e-6F,
+                          .rotary = rotary,
+                          .index_q = index_rows,
+                          .index_heads = kHeads});
     heads[device] = Get(c, rows);
+    index_heads[device] = Get(c, index_rows);
     std::array<CompressArgs, 2> compressors;
     for (size_t i = 0; i < 2; ++i) {
       const bool of_keys = i == 1;
@@ -250,6 +262,7 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
   }
   ExpectNear(normed[0], normed[1], 0.01, "latents");
   ExpectNear(heads[0], heads[1], 0.01, "heads");
+  ExpectNear(index_heads[0], index_heads[1], 0.01, "heads of an indexer");
   ExpectNear(out[0], out[1], 0.02, "attention");
 }
 

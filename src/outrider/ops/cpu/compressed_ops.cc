@@ -53,6 +53,20 @@ void FinishEntry(const CompressorShape& shape, const float* norm, const float* c
 
 }  // namespace
 
+void CpuOps::FinishQueries(const Context& context, const QueryArgs& args) const {
+  const auto rope = static_cast<int32_t>(2 * args.rotary.cos.cols);
+  if (args.q.data != args.products.data) {
+    Copy(context, args.products.Columns(0, args.q.cols), args.q);
+  }
+  NormHeads(context, args.q, args.heads, nullptr, args.norm_eps);
+  const auto width = static_cast<int32_t>(args.q.cols / args.heads);
+  Rotate(context, args.q, args.heads, width - rope, args.rotary);
+  if (args.index_heads == 0) return;
+  Copy(context, args.products.Columns(args.q.cols, args.index_q.cols), args.index_q);
+  const auto index_width = static_cast<int32_t>(args.index_q.cols / args.index_heads);
+  Rotate(context, args.index_q, args.index_heads, index_width - rope, args.rotary);
+}
+
 void CpuOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
                              const WindowRowArgs& args) const {
   if (args.q.rows > 0) Norm(context, args.q, args.q_norm, args.norm_eps, args.q_out);

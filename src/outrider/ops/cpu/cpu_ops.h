@@ -108,8 +108,10 @@ class CpuOps : public Ops,
                        const StepInputs& inputs, const AttentionArgs& args) const override;
   void PerHeadAttention(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const AttentionArgs& args) const override;
-  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight, float eps,
-                 const Rotary* rotary) const override;
+  /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
+  /// [cols / heads], null: all 1.
+  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                 float eps) const;
   /// Writes one cache entry per row as it is.
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const;
@@ -123,6 +125,7 @@ class CpuOps : public Ops,
   void SelectedAttention(const Context& context, const StepInputs& inputs,
                          const SelectedAttentionArgs& args) const override;
 
+  void FinishQueries(const Context& context, const QueryArgs& args) const override;
   void WriteWindowRows(const Context& context, const StepInputs& inputs,
                        const WindowRowArgs& args) const override;
   void Compress(const Context& context, const StepInputs& inputs,

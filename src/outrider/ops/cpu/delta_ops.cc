@@ -214,7 +214,7 @@ void CpuOps::NormGate(const Context& context, const NormGateArgs& args) const {
   const MatrixView<float> y = args.y.floats();
   OUTRIDER_CHECK(x.cols == gates.cols && x.rows == gates.rows);
   OUTRIDER_CHECK(x.cols == y.cols && x.rows == y.rows);
-  NormHeads(context, args.x, args.heads, args.norm, args.norm_eps, nullptr);
+  NormHeads(context, args.x, args.heads, args.norm, args.norm_eps);
   context.pool->ParallelFor(x.rows, [&](int64_t r, int /*thread*/) {
     for (int64_t i = 0; i < x.cols; ++i) y.row(r)[i] = x.row(r)[i] * Sigmoid(gates.row(r)[i]);
   });

@@ -95,6 +95,11 @@ void CpuOps::HyperMix(const Context& context, const HyperShape& shape,
 void CpuOps::HyperAdd(const Context& context, const HyperShape& shape, const HyperAddArgs& args,
                       Tensor stream_rows) const {
   const int32_t n = shape.streams;
+  if (args.experts != nullptr) {
+    SetZero(context, args.y);
+    CombineExperts(context, *args.experts->weights, *args.experts->routing, args.experts->outputs,
+                   args.y, {});
+  }
   const MatrixView<float> weights = args.weights.floats();
   const MatrixView<float> y = args.y.floats();
   const MatrixView<float> streams = stream_rows.floats();

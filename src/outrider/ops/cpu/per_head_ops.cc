@@ -26,14 +26,9 @@ void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
 }
 
 void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                       float eps, const Rotary* rotary) const {
+                       float eps) const {
   OUTRIDER_CHECK(heads > 0 && x.cols % heads == 0);
   const int64_t width = x.cols / heads;
-  if (rotary != nullptr) {
-    NormHeads(context, x, heads, weight, eps, nullptr);
-    Rotate(context, x, heads, static_cast<int32_t>(width - 2 * rotary->cos.cols), *rotary);
-    return;
-  }
   const Scratch::Frame frame(context.arena);
   if (weight == nullptr) {
     auto* const ones = context.arena.Take<float>(width);
@@ -75,7 +70,7 @@ void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tens
 void CpuOps::WriteHeadEntries(const Context& context, const PerHeadShape& s,
                               const StepInputs& inputs, const HeadEntryArgs& args) const {
   const auto finish = [&](Tensor x, int32_t heads, const float* norm) {
-    NormHeads(context, x, heads, norm, args.norm_eps, nullptr);
+    NormHeads(context, x, heads, norm, args.norm_eps);
     Rotate(context, x, heads, 0, args.rotary);
   };
   finish(args.k, s.kv_heads, args.k_norm);

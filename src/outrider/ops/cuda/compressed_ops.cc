@@ -29,25 +29,32 @@ const float* AnglesOf(const Rotary& rotary, const Tensor& angles) {
 
 }  // namespace
 
-void CudaOps::NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                        float eps, const Rotary* rotary) const {
-  if (x.rows == 0) return;
-  OUTRIDER_CHECK(x.cols == int64_t{heads} * kCompressedDim);
+void CudaOps::FinishQueries(const Context& context, const QueryArgs& args) const {
+  if (args.q.rows == 0) return;
+  OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kCompressedDim);
+  OUTRIDER_CHECK(args.index_q.cols == int64_t{args.index_heads} * kHopperIndexDim &&
+                 args.products.cols == args.q.cols + args.index_q.cols);
   const Scratch::Frame frame(context.arena);
-  const Tensor rows = Readable(context, x, DType::kBF16, stream_);
+  const Tensor products = Readable(context, args.products, DType::kBF16, stream_);
+  const ResultRows q(context, args.q, DType::kBF16, stream_);
   QueryHeadsParams params;
-  params.num_rows = Int(rows.rows);
-  params.heads = heads;
-  params.q = rows.data;
-  params.q_stride = rows.stride;
-  params.weight = weight;
-  params.epsilon = eps;
-  if (rotary != nullptr) {
-    params.cos = AnglesOf(*rotary, rotary->cos);
-    params.sin = AnglesOf(*rotary, rotary->sin);
+  params.num_rows = Int(products.rows);
+  params.heads = args.heads;
+  params.from = products.data;
+  params.from_stride = products.stride;
+  params.epsilon = args.norm_eps;
+  params.cos = AnglesOf(args.rotary, args.rotary.cos);
+  params.sin = AnglesOf(args.rotary, args.rotary.sin);
+  params.q = q.rows().data;
+  params.q_stride = q.rows().stride;
+  if (args.index_heads > 0) {
+    OUTRIDER_CHECK(Fits(args.index_q, DType::kBF16));
+    params.index_heads = args.index_heads;
+    params.index_q = args.index_q.data;
+    params.index_stride = args.index_q.stride;
   }
-  CheckCuda(NormQueryHeads(params, stream_), "norms of heads");
-  if (rows.data != x.data) CopyTensor(rows, x, stream_);
+  CheckCuda(FinishQueryHeads(params, stream_), "queries");
+  q.Finish();
 }
 
 void CudaOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
@@ -128,7 +135,6 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
     c.entry_block_size = args.entries.block_size;
     c.entry_slots = Cast(inputs).Of(args.entries).slots;
   }
-  CheckCuda(WriteStates(params, stream_), "rows of tokens");
   CheckCuda(CompressEntries(params, stream_), "compressed entries");
 }
 

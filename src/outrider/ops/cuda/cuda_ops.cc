@@ -305,7 +305,9 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
     }
     PackedWeight all = Packed(*p.w);
     Tensor y = p.y;
-    while (i + 1 < products.size() && AreOne(products[i], products[i + 1])) {
+    // Of one row the results of the next products may begin where those of these end.
+    while (i + 1 < products.size() && AreOne(products[i], products[i + 1]) &&
+           y.cols + products[i + 1].y.cols <= y.stride) {
       all.n += Packed(*products[++i].w).n;
       y.cols = all.n;
     }

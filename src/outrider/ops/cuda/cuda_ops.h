@@ -41,6 +41,8 @@
 
 namespace outrider::cuda {
 
+struct HyperRowsParams;  // kernels/cuda/hyper/hyper_rows.h
+
 /// Runs on one device. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time, for which the device is the current one (UseOnThisThread). Calls launch work and return;
 /// those that give results to the host wait for them. Their context's operand type is bfloat16. Of
@@ -199,8 +201,7 @@ class CudaOps : public Ops,
   void SelectedAttention(const Context& context, const StepInputs& inputs,
                          const SelectedAttentionArgs& args) const override;
 
-  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight, float eps,
-                 const Rotary* rotary) const override;
+  void FinishQueries(const Context& context, const QueryArgs& args) const override;
   void WriteWindowRows(const Context& context, const StepInputs& inputs,
                        const WindowRowArgs& args) const override;
   void Compress(const Context& context, const StepInputs& inputs,
@@ -252,6 +253,8 @@ class CudaOps : public Ops,
   ExpertRouterParams PrepareRouting(const Context& context, const RouterSpec& spec,
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
+  /// What is added to streams: rows, or outputs of experts as they are. Memory of the arena.
+  void SetAdd(const Context& context, const HyperAddArgs& args, HyperRowsParams& params) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
   /// Grouped-query attention's, of a shape and body.
   struct GqaWork {

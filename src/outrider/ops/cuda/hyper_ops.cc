@@ -20,27 +20,41 @@ HyperRowsParams ParamsOf(const HyperShape& shape, const Tensor& streams) {
   return params;
 }
 
-/// `y` fits.
-void SetAdd(const HyperAddArgs& args, const Tensor& y, HyperRowsParams& params) {
-  OUTRIDER_CHECK(y.rows == params.num_rows && y.cols == params.hidden);
+}  // namespace
+
+void CudaOps::SetAdd(const Context& context, const HyperAddArgs& args,
+                     HyperRowsParams& params) const {
+  OUTRIDER_CHECK(args.y.rows == params.num_rows && args.y.cols == params.hidden);
   OUTRIDER_CHECK(args.weights.dtype == DType::kF32 && args.weights.cols == kHyperWeights &&
                  args.weights.stride == kHyperWeights);
+  params.add_weights = static_cast<const float*>(args.weights.data);
+  if (args.experts != nullptr && context.place().ranks == 1) {
+    const CudaRouting& r = RoutingOf(*args.experts->routing);
+    const ExpertRows& outputs = args.experts->outputs;
+    OUTRIDER_CHECK(r.rows == params.num_rows && outputs.routed.cols == params.hidden);
+    params.terms = static_cast<const float*>(outputs.routed.data);
+    params.num_terms = r.choices;
+    params.term_weights = r.device.weights;
+    if (outputs.shared.rows > 0) params.last_term = static_cast<float*>(outputs.shared.data);
+    return;
+  }
+  if (args.experts != nullptr) {
+    SetZero(context, args.y);
+    CombineExperts(context, *args.experts->weights, *args.experts->routing, args.experts->outputs,
+                   args.y, {});
+  }
+  const Tensor y = Readable(context, args.y, args.y.dtype, stream_);
   params.y = y.data;
   params.y_dtype = y.dtype;
   params.y_stride = y.stride;
-  params.add_weights = static_cast<const float*>(args.weights.data);
 }
-
-}  // namespace
 
 void CudaOps::HyperMix(const Context& context, const HyperShape& shape,
                        const HyperMixArgs& args) const {
   if (args.streams.rows == 0) return;
   const Scratch::Frame frame(context.arena);
   HyperRowsParams params = ParamsOf(shape, args.streams);
-  if (args.add.y.rows > 0) {
-    SetAdd(args.add, Readable(context, args.add.y, args.add.y.dtype, stream_), params);
-  }
+  if (args.add.y.rows > 0) SetAdd(context, args.add, params);
   const bool mixes = args.weights.cols > 0;
   OUTRIDER_CHECK(args.fn->rows == (mixes ? kHyperSums : kHyperStreams) &&
                  args.fn->cols == args.streams.cols);
@@ -75,7 +89,7 @@ void CudaOps::HyperAdd(const Context& context, const HyperShape& shape, const Hy
   if (streams.rows == 0) return;
   const Scratch::Frame frame(context.arena);
   HyperRowsParams params = ParamsOf(shape, streams);
-  SetAdd(args, Readable(context, args.y, args.y.dtype, stream_), params);
+  SetAdd(context, args, params);
   CheckCuda(HyperRows(params, stream_), "adding to streams");
 }
 

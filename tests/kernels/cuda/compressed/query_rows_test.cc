@@ -60,13 +60,16 @@ class QueryRowsTest : public HopperTest<> {
   static constexpr int kStride = kDim + 12;
   static constexpr int kLatent = 1536;
   static constexpr int kHeads = 5;
+  static constexpr int kIndexHeads = 8;
+  static constexpr int kIndexDim = 128;
+  static constexpr int kProducts = kHeads * kDim + kIndexHeads * kIndexDim;
 
   void SetUp() override {
     HopperTest::SetUp();
     if (IsSkipped()) return;
     kv_ = NormalFloats(random_, size_t{kRows} * kStride, 2.0F);
     q_ = NormalFloats(random_, size_t{kRows} * kLatent, 2.0F);
-    heads_ = NormalBf16(random_, size_t{kRows} * kHeads * kDim, 2.0F);
+    heads_ = NormalBf16(random_, size_t{kRows} * kProducts, 2.0F);
     weight_ = NormalFloats(random_, kDim);
     q_weight_ = NormalFloats(random_, kLatent);
     for (int i = 0; i < kRows * kHalf; ++i) {
@@ -121,23 +124,44 @@ class QueryRowsTest : public HopperTest<> {
     return {cache.Download(), out.Download()};
   }
 
-  std::vector<uint16_t> NormHeads(int first, int rows, bool weighs, bool rotates) const {
-    const auto q = Part(heads_, int64_t{kHeads} * kDim, first, rows);
+  /// Heads, and those of an indexer; without one heads are finished in place.
+  struct Finished {
+    std::vector<uint16_t> q;
+    std::vector<uint16_t> index;
+  };
+  Finished Finish(int first, int rows, bool has_indexer) const {
+    const auto from = Part(heads_, kProducts, first, rows);
     const auto cos = Part(cos_, kHalf, first, rows);
     const auto sin = Part(sin_, kHalf, first, rows);
-    const DeviceArray<float> weight(weight_);
+    const DeviceArray<uint16_t> q(size_t{1} * rows * kHeads * kDim),
+        index(size_t{1} * rows * kIndexHeads * kIndexDim);
     QueryHeadsParams params;
     params.num_rows = rows;
     params.heads = kHeads;
-    params.q = q.data();
-    params.q_stride = int64_t{kHeads} * kDim;
-    params.weight = weighs ? weight.data() : nullptr;
+    params.from = from.data();
+    params.from_stride = kProducts;
     params.epsilon = kEpsilon;
-    params.cos = rotates ? cos.data() : nullptr;
-    params.sin = rotates ? sin.data() : nullptr;
-    CudaOk(NormQueryHeads(params, nullptr), "NormQueryHeads");
+    params.cos = cos.data();
+    params.sin = sin.data();
+    params.q = has_indexer ? q.data() : from.data();
+    params.q_stride = has_indexer ? kHeads * kDim : kProducts;
+    if (has_indexer) {
+      params.index_heads = kIndexHeads;
+      params.index_q = index.data();
+      params.index_stride = kIndexHeads * kIndexDim;
+    }
+    CudaOk(FinishQueryHeads(params, nullptr), "FinishQueryHeads");
     CudaOk(cudaDeviceSynchronize(), "run");
-    return q.Download();
+    Finished finished = {has_indexer ? q.Download() : from.Download(), index.Download()};
+    if (has_indexer) return finished;
+    // As many numbers of each row as the heads have.
+    std::vector<uint16_t> dense;
+    for (int row = 0; row < rows; ++row) {
+      const auto begin = finished.q.begin() + int64_t{row} * kProducts;
+      dense.insert(dense.end(), begin, begin + kHeads * kDim);
+    }
+    finished.q = dense;
+    return finished;
   }
 
   static size_t At(int64_t slot) {
@@ -172,17 +196,28 @@ TEST_F(QueryRowsTest, WindowRowsMatchDoublePrecisionAndTouchNothingElse) {
 }
 
 TEST_F(QueryRowsTest, HeadsMatchDoublePrecision) {
-  for (const bool weighs : {false, true}) {
-    for (const bool rotates : {false, true}) {
-      const std::vector<uint16_t> got = NormHeads(0, kRows, weighs, rotates);
-      for (int i = 0; i < kRows * kHeads; ++i) {
-        const size_t at = size_t{1} * i * kDim;
-        const std::vector<float> x = ToFloats(std::span(heads_).subspan(at, kDim));
-        const int angles = i / kHeads * kHalf;
-        ExpectRow(std::span(got).subspan(at, kDim),
-                  NormOf(x, weighs ? weight_.data() : nullptr,
-                         rotates ? cos_.data() + angles : nullptr, sin_.data() + angles),
-                  i / kHeads);
+  for (const bool has_indexer : {false, true}) {
+    const Finished got = Finish(0, kRows, has_indexer);
+    for (int row = 0; row < kRows; ++row) {
+      const float* const cos = cos_.data() + row * kHalf;
+      const float* const sin = sin_.data() + row * kHalf;
+      const auto of_row = std::span(heads_).subspan(size_t{1} * row * kProducts, kProducts);
+      for (int head = 0; head < kHeads; ++head) {
+        const std::vector<float> x = ToFloats(of_row.subspan(size_t{1} * head * kDim, kDim));
+        ExpectRow(std::span(got.q).subspan(size_t{1} * (row * kHeads + head) * kDim, kDim),
+                  NormOf(x, nullptr, cos, sin), row);
+      }
+      for (int head = 0; has_indexer && head < kIndexHeads; ++head) {
+        const std::vector<float> x =
+            ToFloats(of_row.subspan(size_t{1} * kHeads * kDim + head * kIndexDim, kIndexDim));
+        // Without the norm.
+        double squares = 0;
+        for (const float value : x) squares += double{value} * value;
+        std::vector<double> wanted = NormOf(x, nullptr, cos, sin);
+        for (double& value : wanted) value *= std::sqrt(squares / kIndexDim + double{kEpsilon});
+        ExpectRow(std::span(got.index).subspan(size_t{1} * (row * kIndexHeads + head) * kIndexDim,
+                                               kIndexDim),
+                  wanted, row);
       }
     }
   }
@@ -190,13 +225,16 @@ TEST_F(QueryRowsTest, HeadsMatchDoublePrecision) {
 
 TEST_F(QueryRowsTest, ARowsBitsAreItsOwn) {
   const Written all = Write(0, kRows);
-  const std::vector<uint16_t> all_heads = NormHeads(0, kRows, false, true);
+  const Finished all_heads = Finish(0, kRows, true);
+  ASSERT_EQ(Finish(0, kRows, false).q, all_heads.q) << "in place";
   for (const int rows : {1, 3, 4, 9}) {
     for (const int first : {0, 5, kRows - rows}) {
       const Written some = Write(first, rows);
-      const std::vector<uint16_t> heads = NormHeads(first, rows, false, true);
-      ASSERT_TRUE(std::equal(heads.begin(), heads.end(),
-                             all_heads.begin() + int64_t{first} * kHeads * kDim));
+      const Finished heads = Finish(first, rows, true);
+      ASSERT_TRUE(std::equal(heads.q.begin(), heads.q.end(),
+                             all_heads.q.begin() + int64_t{first} * kHeads * kDim));
+      ASSERT_TRUE(std::equal(heads.index.begin(), heads.index.end(),
+                             all_heads.index.begin() + int64_t{first} * kIndexHeads * kIndexDim));
       ASSERT_TRUE(std::equal(some.latents.begin(), some.latents.end(),
                              all.latents.begin() + int64_t{first} * kLatent));
       for (int row = first; row < first + rows; ++row) {
@@ -227,10 +265,22 @@ TEST(QueryRowsArguments, AreRefused) {
     p.q = &p;
     p.q_columns = 2052;
   });
-  EXPECT_THROW(static_cast<void>(NormQueryHeads({.num_rows = 1, .heads = 0}, nullptr)), Error);
-  EXPECT_THROW(
-      static_cast<void>(NormQueryHeads({.num_rows = 1, .heads = 2, .q_stride = 512}, nullptr)),
-      Error);
+  const QueryHeadsParams heads = {.num_rows = 1,
+                                  .heads = 2,
+                                  .index_heads = 4,
+                                  .from_stride = 1536,
+                                  .q_stride = 1024,
+                                  .index_stride = 512};
+  const auto refuses = [&](auto change) {
+    QueryHeadsParams params = heads;
+    change(params);
+    EXPECT_THROW(static_cast<void>(FinishQueryHeads(params, nullptr)), Error);
+  };
+  refuses([](QueryHeadsParams& p) { p.heads = 0; });
+  refuses([](QueryHeadsParams& p) { p.index_heads = 6; });
+  refuses([](QueryHeadsParams& p) { p.from_stride = 1528; });
+  refuses([](QueryHeadsParams& p) { p.q_stride = 1020; });
+  refuses([](QueryHeadsParams& p) { p.index_stride = 504; });
 }
 
 }  // namespace

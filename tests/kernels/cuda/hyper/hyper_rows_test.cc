@@ -35,6 +35,7 @@ struct Results {
 
 struct HyperRun {
   bool adds = true;
+  bool as_terms = false;  // what is added
   HyperPart part = HyperPart::kMix;
   bool norms = true;
   int padding = 0;  // rows that the device's count leaves out
@@ -44,6 +45,7 @@ struct HyperRun {
 class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
  protected:
   static constexpr int kRows = 150;
+  static constexpr int kTerms = 9;
 
   void SetUp() override {
     HopperTest::SetUp();
@@ -52,6 +54,8 @@ class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
     width_ = int64_t{kStreams} * hidden_;
     streams_ = NormalFloats(random_, static_cast<size_t>(kRows * width_), 1.5F);
     y_ = NormalFloats(random_, static_cast<size_t>(kRows) * hidden_);
+    terms_ = NormalFloats(random_, static_cast<size_t>(kRows) * kTerms * hidden_);
+    term_weights_ = NormalFloats(random_, size_t{kRows} * kTerms, 0.5F);
     y16_ = NormalBf16(random_, static_cast<size_t>(kRows) * hidden_);
     before_ = NormalFloats(random_, size_t{kRows} * kHyperWeights, 0.5F);
     fn_ = NormalFloats(random_, static_cast<size_t>(kHyperSums * width_), 0.02F);
@@ -71,6 +75,8 @@ class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
     const std::vector<float> streams = part(streams_, width_);
     const DeviceArray<float> d_streams(streams), y(part(y_, hidden_)),
         weights(part(before_, kHyperWeights)), fn(fn_), scale(scale_), base(base_), norm(norm_);
+    const DeviceArray<float> terms(part(terms_, int64_t{kTerms} * hidden_)),
+        term_weights(part(term_weights_, kTerms));
     const DeviceArray<uint16_t> y16(part(y16_, hidden_));
     const auto of_rows = static_cast<size_t>(all) * hidden_;
     const DeviceArray<float> mixture(of_rows), mean(of_rows), made(size_t{1} * all * kHyperWeights);
@@ -82,11 +88,16 @@ class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
     params.hidden = hidden_;
     params.streams = d_streams.data();
     params.streams_stride = width_;
-    if (run.adds) {
+    if (run.adds) params.add_weights = weights.data();
+    if (run.adds && run.as_terms) {
+      params.terms = terms.data();
+      params.num_terms = kTerms;
+      params.term_weights = term_weights.data();
+      params.last_term = y.data();
+    } else if (run.adds) {
       params.y = y_is_bf16_ ? static_cast<const void*>(y16.data()) : y.data();
       params.y_dtype = y_is_bf16_ ? DType::kBF16 : DType::kF32;
       params.y_stride = hidden_;
-      params.add_weights = weights.data();
     }
     params.mean = mean.data();
     params.mean_stride = hidden_;
@@ -249,7 +260,7 @@ class HyperRowsTest : public HopperTest<::testing::TestWithParam<int>> {
   int64_t width_ = 0;
   bool y_is_bf16_ = false;
   std::mt19937 random_{17};
-  std::vector<float> streams_, y_, before_, fn_, scale_, base_, norm_;
+  std::vector<float> streams_, y_, terms_, term_weights_, before_, fn_, scale_, base_, norm_;
   std::vector<uint16_t> y16_;
 };
 
@@ -284,6 +295,28 @@ TEST_P(HyperRowsTest, ARowsBitsAreItsOwn) {
   }
 }
 
+// The last term is y, the sum is made in float32 here and taken for y then.
+TEST_P(HyperRowsTest, TermsAddWhatTheirSumAdds) {
+  for (const int rows : {1, kRows}) {
+    const Results of_terms = Run(0, rows, {.as_terms = true});
+    const std::vector<float> last = y_;
+    for (size_t i = 0; i < y_.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(hidden_);
+      const size_t column = i % static_cast<size_t>(hidden_);
+      float sum = 0;
+      for (size_t t = row * kTerms; t < (row + 1) * kTerms; ++t) {
+        sum = std::fma(terms_[t * static_cast<size_t>(hidden_) + column], term_weights_[t], sum);
+      }
+      y_[i] = sum + last[i];
+    }
+    const Results of_sum = Run(0, rows, {});
+    ExpectPart(of_terms, of_sum, HyperPart::kMix, 0, rows, "terms");
+    ExpectReference(of_terms, rows, {});
+    y_ = last;
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(HyperRowsTest, LeaveRowsPastTheTrueNumberAlone) {
   const Results got = Run(0, 5, {.padding = 6});
   for (size_t i = static_cast<size_t>(5 * width_); i < got.streams.size(); ++i) {
@@ -308,6 +341,8 @@ TEST(HyperRowsArguments, AreRefused) {
   refused([](HyperRowsParams& p) { p.streams_stride = 252; });
   refused([](HyperRowsParams& p) { p.part = HyperPart::kMix; });
   refused([](HyperRowsParams& p) { p.y_dtype = DType::kF8E4M3; });
+  const float term = 0;
+  refused([&](HyperRowsParams& p) { p.terms = &term; });
   refused([](HyperRowsParams& p) {
     p.y = &p;
     p.y_stride = 60;

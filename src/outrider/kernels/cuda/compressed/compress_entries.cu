@@ -7,8 +7,6 @@
 namespace outrider::cuda {
 namespace {
 
-constexpr int kStateThreads = 256;
-
 template <int kGroups>
 __global__ void __launch_bounds__(kPoolThreads)
     CompressEntriesKernel(const __grid_constant__ CompressParams params) {
@@ -16,15 +14,11 @@ __global__ void __launch_bounds__(kPoolThreads)
   LaunchDependents();
   WaitForPriorGrid();
   constexpr int kBlocks = kPoolBlocks<kGroups>;
-  PoolEntry<kGroups>(params, params.compressors[blockIdx.y], static_cast<int>(blockIdx.x) / kBlocks,
-                     static_cast<int>(blockIdx.x) % kBlocks, shared);
-}
-
-__global__ void __launch_bounds__(kStateThreads)
-    WriteStatesKernel(const __grid_constant__ CompressParams params) {
-  LaunchDependents();
-  WaitForPriorGrid();
-  WriteState(params, params.compressors[blockIdx.y], static_cast<int>(blockIdx.x));
+  const Compressor& compressor = params.compressors[blockIdx.y];
+  const int row = static_cast<int>(blockIdx.x) / kBlocks;
+  const int rank = static_cast<int>(blockIdx.x) % kBlocks;
+  WriteState<kBlocks>(params, compressor, row, rank);
+  PoolEntry<kGroups>(params, compressor, row, rank, shared);
 }
 
 void Check(const CompressParams& params) {
@@ -46,37 +40,22 @@ void Check(const CompressParams& params) {
       RefuseArgument("compressors: blocks of ", c.state_block_size, " rows, ", c.state_block_stride,
                      " bytes apart: the size must be positive, the distance a multiple of 16");
     }
+    if (c.x_stride < 2 * c.channels() || c.x_stride % 4 != 0) {
+      RefuseArgument("compressors: x_stride is ", c.x_stride,
+                     ", it must be a multiple of 4 and at least ", 2 * c.channels());
+    }
+    if (c.entry_block_size < 1 || c.entry_block_stride % 16 != 0) {
+      RefuseArgument("compressors: blocks of ", c.entry_block_size, " entries, ",
+                     c.entry_block_stride,
+                     " bytes apart: the size must be positive, the distance a multiple of 16");
+    }
   }
 }
 
 }  // namespace
 
-cudaError_t WriteStates(const CompressParams& params, cudaStream_t stream) {
-  Check(params);
-  for (int i = 0; i < params.count; ++i) {
-    const Compressor& c = params.compressors[i];
-    if (c.x_stride < 2 * c.channels() || c.x_stride % 4 != 0) {
-      RefuseArgument("WriteStates: x_stride is ", c.x_stride,
-                     ", it must be a multiple of 4 and at least ", 2 * c.channels());
-    }
-  }
-  if (params.num_rows == 0) return cudaSuccess;
-  return LaunchDependent(
-      WriteStatesKernel,
-      dim3(static_cast<unsigned>(params.num_rows), static_cast<unsigned>(params.count)),
-      dim3(kStateThreads), 0, stream, params);
-}
-
 cudaError_t CompressEntries(const CompressParams& params, cudaStream_t stream) {
   Check(params);
-  for (int i = 0; i < params.count; ++i) {
-    const Compressor& c = params.compressors[i];
-    if (c.entry_block_size < 1 || c.entry_block_stride % 16 != 0) {
-      RefuseArgument("CompressEntries: blocks of ", c.entry_block_size, " entries, ",
-                     c.entry_block_stride,
-                     " bytes apart: the size must be positive, the distance a multiple of 16");
-    }
-  }
   if (params.num_rows == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(params.num_rows);
   const auto count = static_cast<unsigned>(params.count);

@@ -4,8 +4,9 @@
 // group is added. Entry j stands for tokens [j * ratio, (j + 1) * ratio): in every channel the mean
 // of the values, weighted by the softmax of the gates; then normalised, and its last 64 numbers
 // rotated by the angles of position j * ratio. It is written where the last of its tokens is a row
-// of the step. Rows are read back from the cache, so an entry does not depend on how tokens were
-// cut into steps, and a rejected draft leaves nothing that is read before it is written again.
+// of the step, from the rows of its tokens: of earlier steps those in the cache, of this one what
+// it writes there. So an entry does not depend on how tokens were cut into steps, and a rejected
+// draft leaves nothing that is read before it is written again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,13 +36,11 @@ struct Compressor {
   int state_blocks_stride = 0;
   int state_blocks_mask = -1;  // of the number of a block: its column
 
-  // For WriteStates.
   const float* x = nullptr;              // [rows, x_stride]: a token's row without the bias
   int64_t x_stride = 0;                  // elements, a multiple of 4
   const float* bias = nullptr;           // [ratio, channels()]
   const int64_t* state_slots = nullptr;  // [rows] block * block size + place; negative: none
 
-  // For CompressEntries.
   const float* norm = nullptr;           // [width]
   void* entries = nullptr;               // bf16 [width], of block 0; 16-byte aligned
   int64_t entry_block_stride = 0;        // bytes, a multiple of 16
@@ -62,12 +61,9 @@ struct CompressParams {
   float magnitude = 1.0F;      // of its cos and sin
 };
 
-/// Writes the rows of the step's tokens. Throws Error for parameters outside the ranges above;
-/// otherwise returns what the launch returned.
-cudaError_t WriteStates(const CompressParams& params, cudaStream_t stream);
-
-/// Writes the entries whose last tokens are rows of the step. An entry's bits depend on its tokens'
-/// rows and its position alone. Same errors.
+/// Writes the rows of the step's tokens, and the entries whose last tokens are rows of the step. An
+/// entry's bits depend on its tokens' rows and its position alone. Throws Error for parameters
+/// outside the ranges above; otherwise returns what the launch returned.
 cudaError_t CompressEntries(const CompressParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda

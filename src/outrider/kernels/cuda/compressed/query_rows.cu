@@ -1,5 +1,7 @@
 // Window rows and latents: a block per row, four neighbouring numbers per thread. Query heads: a
-// warp per head.
+// warp per head, or for four heads of an indexer.
+#include <tuple>
+
 #include "outrider/kernels/cuda/compressed/query_rows.h"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
@@ -11,6 +13,8 @@ namespace {
 
 constexpr int kDim = 512;
 constexpr int kRotary = 64;
+constexpr int kIndexDim = 128;
+constexpr int kIndexHeads = kDim / kIndexDim;  // of a warp
 constexpr int kWindowThreads = kDim / 4;
 constexpr int kHeadThreads = 256;
 constexpr int kMaxLatent = 2048;
@@ -86,19 +90,33 @@ __global__ void __launch_bounds__(kHeadThreads)
     QueryHeadsKernel(const __grid_constant__ QueryHeadsParams params) {
   LaunchDependents();
   WaitForPriorGrid();
+  const int parts = params.heads + params.index_heads / kIndexHeads;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kHeadThreads / 32) + threadIdx.x / 32;
-  const int64_t row = item / params.heads;
+  const int64_t row = item / parts;
   if (row >= params.num_rows) return;
-  auto* const head =
-      static_cast<__nv_bfloat16*>(params.q) + row * params.q_stride + item % params.heads * kDim;
+  const int part = static_cast<int>(item % parts);
+  const auto* const from =
+      static_cast<const __nv_bfloat16*>(params.from) + row * params.from_stride + part * kDim;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float4 x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = LoadFour(from + i * 128 + lane * 4);
+  if (part >= params.heads) {
+    auto* const to = static_cast<__nv_bfloat16*>(params.index_q) + row * params.index_stride +
+                     (part - params.heads) * kDim;
+    // The ends of these heads are rotated as a head's end is.
+    const int in_head = lane * 4 + kDim - kIndexDim;
+#pragma unroll
+    for (int i = 0; i < kIndexHeads; ++i) {
+      StoreFour(to + i * kIndexDim + lane * 4,
+                RotateTail(params.cos, params.sin, row, in_head, x[i]));
+    }
+    return;
+  }
+  auto* const to = static_cast<__nv_bfloat16*>(params.q) + row * params.q_stride + part * kDim;
   float squares = 0.0F;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[i] = LoadFour(head + i * 128 + lane * 4);
-    squares = AddSquares(x[i], squares);
-  }
+  for (int i = 0; i < 4; ++i) squares = AddSquares(x[i], squares);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
     squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, mask));
@@ -107,10 +125,7 @@ __global__ void __launch_bounds__(kHeadThreads)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int column = i * 128 + lane * 4;
-    float4 normal = x[i] * factor;
-    if (params.weight != nullptr) normal = LoadFour(params.weight + column) * normal;
-    if (params.cos != nullptr) normal = RotateTail(params.cos, params.sin, row, column, normal);
-    StoreFour(head + column, normal);
+    StoreFour(to + column, RotateTail(params.cos, params.sin, row, column, x[i] * factor));
   }
 }
 
@@ -154,21 +169,28 @@ cudaError_t WriteWindowRows(const WindowRowsParams& params, cudaStream_t stream)
   return LaunchDependent(kernel, blocks, dim3(kWindowThreads), 0, stream, params);
 }
 
-cudaError_t NormQueryHeads(const QueryHeadsParams& params, cudaStream_t stream) {
-  if (params.num_rows < 0 || params.heads < 1) {
-    RefuseArgument("NormQueryHeads: ", params.num_rows, " rows of ", params.heads,
-                   " heads: rows must not be negative, heads at least 1");
+cudaError_t FinishQueryHeads(const QueryHeadsParams& params, cudaStream_t stream) {
+  if (params.num_rows < 0 || params.heads < 1 || params.index_heads < 0 ||
+      params.index_heads % kIndexHeads != 0) {
+    RefuseArgument("FinishQueryHeads: ", params.num_rows, " rows of ", params.heads, " heads and ",
+                   params.index_heads, " of an indexer: rows must not be negative, heads at least ",
+                   "1, an indexer's a multiple of ", kIndexHeads);
   }
-  if (params.q_stride < int64_t{params.heads} * kDim || params.q_stride % 8 != 0) {
-    RefuseArgument("NormQueryHeads: q_stride is ", params.q_stride,
-                   ", it must be a multiple of 8 and at least ", int64_t{params.heads} * kDim);
-  }
-  if ((params.cos == nullptr) != (params.sin == nullptr)) {
-    RefuseArgument("NormQueryHeads: cos and sin go together");
+  const int64_t columns = int64_t{params.heads} * kDim;
+  const int64_t index_columns = int64_t{params.index_heads} * kIndexDim;
+  for (const auto& [name, stride, least] :
+       {std::tuple("from_stride", params.from_stride, columns + index_columns),
+        std::tuple("q_stride", params.q_stride, columns),
+        std::tuple("index_stride", params.index_stride, index_columns)}) {
+    if (stride < least || stride % 8 != 0) {
+      RefuseArgument("FinishQueryHeads: ", name, " is ", stride,
+                     ", it must be a multiple of 8 and at least ", least);
+    }
   }
   if (params.num_rows == 0) return cudaSuccess;
   constexpr int64_t kHeadsOfBlock = kHeadThreads / 32;
-  const int64_t heads = int64_t{params.num_rows} * params.heads;
+  const int64_t heads =
+      int64_t{params.num_rows} * (params.heads + params.index_heads / kIndexHeads);
   return LaunchDependent(QueryHeadsKernel,
                          dim3(static_cast<unsigned>((heads + kHeadsOfBlock - 1) / kHeadsOfBlock)),
                          dim3(kHeadThreads), 0, stream, params);

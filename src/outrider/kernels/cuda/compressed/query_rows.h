@@ -41,16 +41,22 @@ cudaError_t WriteWindowRows(const WindowRowsParams& params, cudaStream_t stream)
 struct QueryHeadsParams {
   int num_rows = 0;
   int heads = 0;
-  void* q = nullptr;     // bf16 [num_rows, q_stride], of heads * 512 numbers; 16-byte aligned
-  int64_t q_stride = 0;  // elements, a multiple of 8
-  const float* weight = nullptr;  // [512]; null: all 1
+  int index_heads = 0;  // of an indexer, of 128 numbers, a multiple of 4
+  // bf16 [num_rows, from_stride]: heads * 512 numbers, then index_heads * 128. Like the results
+  // 16-byte aligned, with strides in elements, multiples of 8.
+  const void* from = nullptr;
+  int64_t from_stride = 0;
   float epsilon = 1e-6F;
-  // Optional float32 [num_rows, 32], magnitude included; null: no rotation.
-  const float* cos = nullptr;
+  const float* cos = nullptr;  // [num_rows, 32], magnitude included
   const float* sin = nullptr;
+  void* q = nullptr;  // bf16 [num_rows, q_stride], of heads * 512 numbers; it may be `from`
+  int64_t q_stride = 0;
+  void* index_q = nullptr;  // with index heads: bf16 [num_rows, index_stride]
+  int64_t index_stride = 0;
 };
 
-/// Every head = rotate(weight * q / rms(q)) in place, rounded once. Same errors.
-cudaError_t NormQueryHeads(const QueryHeadsParams& params, cudaStream_t stream);
+/// Every head = rotate(from / rms(from)), rounded once; those of an indexer = rotate(from), of
+/// their last 64 numbers too. Same errors.
+cudaError_t FinishQueryHeads(const QueryHeadsParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda

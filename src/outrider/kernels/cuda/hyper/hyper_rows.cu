@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <tuple>
 
 #include "outrider/kernels/cuda/hopper/cluster_launch.h"
@@ -13,25 +14,37 @@ constexpr int kMaxHidden = 8192;
 constexpr int kManyRows = 32;
 constexpr int kRowsTogether = 4;
 
+/// Of a single row a warp more makes the weights of the addition.
 template <int kRows, int kThreads, int kSums>
-__global__ void __launch_bounds__(kThreads)
+inline constexpr int kBlockThreads = kThreads + (kRows == 1 && kSums > 0 ? 32 : 0);
+
+/// Columns of fn that a thread holds early, where registers last.
+constexpr int EarlyColumns(int rows, int threads, int sums) {
+  if (rows > 1) return 0;
+  return std::min(sums * kHyperStreams, threads == 128 ? 24 : 8);
+}
+
+template <int kRows, int kThreads, int kSums>
+__global__ void __launch_bounds__(kBlockThreads<kRows, kThreads, kSums>)
     HyperRowsKernel(const __grid_constant__ HyperRowsParams params) {
   __shared__ HyperShared<kRows, kThreads> shared;
   LaunchDependents();
+  const EarlyWeights<kSums, EarlyColumns(kRows, kThreads, kSums)> early(
+      params, static_cast<int>(ClusterRank()));
   WaitForPriorGrid();
   int rows = params.num_rows;
   if (params.true_rows != nullptr) rows = min(rows, *params.true_rows);
   const int first_row = static_cast<int>(blockIdx.x) / kHyperBlocks * kRows;
   if (first_row >= rows) return;  // all blocks of a cluster alike
-  RunHyperRows<kRows, kThreads, kSums>(params, first_row, rows, shared);
+  RunHyperRows<kRows, kThreads>(params, first_row, rows, early, shared);
 }
 
 template <int kRows, int kThreads, int kSums>
 cudaError_t Launch(const HyperRowsParams& params, cudaStream_t stream) {
   const int clusters = (params.num_rows + kRows - 1) / kRows;
   return LaunchClusters(HyperRowsKernel<kRows, kThreads, kSums>, kHyperBlocks,
-                        dim3(static_cast<unsigned>(clusters * kHyperBlocks)), dim3(kThreads), 0,
-                        stream, params);
+                        dim3(static_cast<unsigned>(clusters * kHyperBlocks)),
+                        dim3(kBlockThreads<kRows, kThreads, kSums>), 0, stream, params);
 }
 
 template <int kSums>
@@ -61,6 +74,10 @@ void Check(const HyperRowsParams& params) {
   if (!IsRowType(params.y_dtype) || !IsRowType(params.mean_dtype)) {
     RefuseArgument("HyperRows: rows of ", DTypeName(params.y_dtype), " and ",
                    DTypeName(params.mean_dtype), ": they must be float32 or bfloat16");
+  }
+  if (params.terms != nullptr && (params.y != nullptr || params.num_terms < 1)) {
+    RefuseArgument("HyperRows: ", params.num_terms, " terms", params.y != nullptr ? " and y" : "",
+                   ": there must be at least 1, without y");
   }
   const std::tuple<const char*, bool, int64_t, int64_t> strides[] = {
       {"streams_stride", true, params.streams_stride, int64_t{kHyperStreams} * params.hidden},

@@ -39,11 +39,17 @@ struct HyperRowsParams {
   float* streams = nullptr;            // [num_rows, streams_stride], of 4 * hidden; 16-byte aligned
   int64_t streams_stride = 0;          // elements, a multiple of 4
 
-  // Add, with y.
-  const void* y = nullptr;             // [num_rows, y_stride]
-  DType y_dtype = DType::kF32;         // or kBF16
-  int64_t y_stride = 0;                // elements, a multiple of 4
-  const float* add_weights = nullptr;  // [num_rows, 20]: post, then comb [4, 4]
+  // Add, with y or terms.
+  const void* y = nullptr;      // [num_rows, y_stride]
+  DType y_dtype = DType::kF32;  // or kBF16
+  int64_t y_stride = 0;         // elements, a multiple of 4
+  // y = the sum of a row's terms times their weights, in order, then its last term; 16-byte
+  // aligned.
+  const float* terms = nullptr;  // [num_rows * num_terms, hidden]
+  int num_terms = 0;
+  const float* term_weights = nullptr;  // [num_rows, num_terms]
+  const float* last_term = nullptr;     // optional [num_rows, hidden]
+  const float* add_weights = nullptr;   // [num_rows, 20]: post, then comb [4, 4]
 
   // Optional: [num_rows, mean_stride].
   void* mean = nullptr;

@@ -1,6 +1,8 @@
 // A cluster of eight blocks takes some rows, a block a segment of the columns of each stream, a
 // thread four neighbouring columns of it in all streams and rows. Streams are read and written
-// once.
+// once. What needs no other kernel is asked for before the wait for it: fn, which is 1.6 MB of a
+// layer of 4096 columns. Weights of the addition are for the next launch: a warp makes them beside
+// the mixture, of a single row one that has no columns.
 #pragma once
 
 #include "outrider/kernels/cuda/hopper/cluster.cuh"
@@ -13,13 +15,14 @@ inline constexpr int kHyperBlocks =
     8;  // of a cluster: part of a row's arithmetic, as it is for ever
 inline constexpr int kHyperSumRoom = 32;  // sums of a row, its squares and room
 
-/// kRows: of a cluster. kThreads: of a block; four times as many columns are its segment at most.
+/// kRows: of a cluster. kThreads: of a block, with columns; four times as many columns are its
+/// segment at most.
 template <int kRows, int kThreads>
 struct HyperShared {
   static constexpr int kWarps = kThreads / 32;
   float warp_sums[kRows][kWarps][kHyperSumRoom];
   float sums[kRows][kHyperSumRoom];  // of the block
-  float weights[kRows][kHyperSums];
+  float pre[kRows][kHyperStreams];
   float warp_squares[kRows][kWarps];  // of mixtures
   float squares[kRows];               // of the block's
 };
@@ -58,14 +61,47 @@ __device__ __forceinline__ void StoreRow(void* rows, DType dtype, int64_t at, fl
   }
 }
 
+/// Four columns of what is added to a row's streams: as NormRows would sum the terms.
+__device__ __forceinline__ float4 AddedTo(const HyperRowsParams& params, int64_t row, int column) {
+  if (params.terms == nullptr) {
+    return LoadRow(params.y, params.y_dtype, row * params.y_stride + column);
+  }
+  constexpr int kTogether = 8;  // are asked for at once
+  const float* const terms = params.terms + row * params.num_terms * params.hidden + column;
+  const float* const weights = params.term_weights + row * params.num_terms;
+  float4 last = make_float4(0, 0, 0, 0);
+  if (params.last_term != nullptr) {
+    last = LoadFour(params.last_term + row * params.hidden + column);
+  }
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+  for (int begin = 0; begin < params.num_terms; begin += kTogether) {
+    float4 values[kTogether] = {};
+    float of_values[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (begin + i < params.num_terms) {
+        values[i] = LoadFour(terms + static_cast<int64_t>(begin + i) * params.hidden);
+        of_values[i] = weights[begin + i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (begin + i < params.num_terms) sum = MultiplyAdd(values[i], of_values[i], sum);
+    }
+  }
+  if (params.last_term != nullptr) sum = sum + last;
+  return make_float4(0, 0, 0, 0) + sum;  // not -0
+}
+
 /// Four columns of a row: its streams, what is added to them, their mean. Stored where they change.
 __device__ __forceinline__ void TakeStreams(const HyperRowsParams& params, int64_t row, int column,
                                             float4 (&x)[kHyperStreams]) {
   float* const at = params.streams + row * params.streams_stride + column;
 #pragma unroll
   for (int j = 0; j < kHyperStreams; ++j) x[j] = LoadFour(at + int64_t{j} * params.hidden);
-  if (params.y != nullptr) {
-    const float4 y = LoadRow(params.y, params.y_dtype, row * params.y_stride + column);
+  if (params.y != nullptr || params.terms != nullptr) {
+    const float4 y = AddedTo(params, row, column);
     const float* const post = params.add_weights + row * kHyperWeights;
     const float* const comb = post + kHyperStreams;
     float4 sums[kHyperStreams];
@@ -91,9 +127,60 @@ __device__ __forceinline__ void TakeStreams(const HyperRowsParams& params, int64
   }
 }
 
+/// A block's columns of a stream.
+__device__ __forceinline__ int HyperSegment(const HyperRowsParams& params) {
+  return (params.hidden / 4 + kHyperBlocks - 1) / kHyperBlocks * 4;
+}
+
+/// Weights that a thread has before the wait: columns of fn of the first kCount / 4 sums, of all
+/// streams, while the block's part of the others is on its way to L2; what the lane's sum becomes;
+/// columns of the norm.
+template <int kSums, int kCount>
+struct EarlyWeights {
+  float4 values[kCount > 0 ? kCount : 1];
+  float4 norm = {};
+  float scale = 0.0F;  // of sum number `lane`
+  float base = 0.0F;
+
+  __device__ __forceinline__ EarlyWeights(const HyperRowsParams& params, int rank) : values{} {
+    if constexpr (kSums > 0) Load(params, rank);
+  }
+
+ private:
+  __device__ __forceinline__ void Load(const HyperRowsParams& params, int rank) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane < kSums) {
+      scale = params.scale[lane < 4 ? 0 : lane < 8 ? 1 : 2];
+      base = params.base[lane];
+    }
+    const int segment = HyperSegment(params);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int first = rank * segment;
+    const int columns = min(segment, params.hidden - first);  // of the block
+    if (columns <= 0) return;
+    if (params.norm_weight != nullptr && thread * 4 < columns) {
+      norm = LoadFour(params.norm_weight + first + thread * 4);
+    }
+    constexpr int kLeft = kSums * kHyperStreams - kCount;
+    if (kCount > 0 && thread * 4 < columns) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        values[i] = LoadFour(params.fn + int64_t{i} * params.hidden + first + thread * 4);
+      }
+    }
+    if (thread < kLeft) {
+      const float* const part = params.fn + int64_t{kCount + thread} * params.hidden + first;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(part),
+                   "r"(columns * static_cast<int>(sizeof(float)))
+                   : "memory");
+    }
+  }
+};
+
 /// This thread's part of the sums of its rows: fn times the streams, then their squares.
-template <int kRows, int kSums>
+template <int kRows, int kSums, int kEarly>
 __device__ __forceinline__ void AddProducts(const HyperRowsParams& params, int column,
+                                            const EarlyWeights<kSums, kEarly>& early,
                                             const float4 (&x)[kRows][kHyperStreams],
                                             float (&sums)[kRows][kHyperSumRoom]) {
   const float* const fn = params.fn + column;
@@ -101,7 +188,10 @@ __device__ __forceinline__ void AddProducts(const HyperRowsParams& params, int c
   for (int s = 0; s < kSums; ++s) {
 #pragma unroll
     for (int j = 0; j < kHyperStreams; ++j) {
-      const float4 w = LoadFour(fn + (int64_t{s} * kHyperStreams + j) * params.hidden);
+      constexpr int kLast = kEarly > 0 ? kEarly - 1 : 0;
+      const int i = s * kHyperStreams + j;
+      const float4 w = i < kEarly ? early.values[i < kLast ? i : kLast]
+                                  : LoadFour(fn + int64_t{i} * params.hidden);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sums[r][s] = Dot(x[r][j], w, sums[r][s]);
     }
@@ -113,70 +203,97 @@ __device__ __forceinline__ void AddProducts(const HyperRowsParams& params, int c
   }
 }
 
+/// What a row's weights are made of (MixInput), of the sums of all blocks of the cluster. A warp.
+template <int kSums, int kEarly>
+__device__ __forceinline__ float InputOfRow(const HyperRowsParams& params,
+                                            const EarlyWeights<kSums, kEarly>& early,
+                                            const float* sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = LoadRemote(sums + lane, 0);
+#pragma unroll
+  for (int block = 1; block < kHyperBlocks; ++block) {
+    sum = __fadd_rn(sum, LoadRemote(sums + lane, block));
+  }
+  const float squares = __shfl_sync(~0u, sum, kSums);
+  const float inverse = NormFactor(squares, kHyperStreams * params.hidden, params.norm_epsilon);
+  return MixInput(sum, inverse, early.scale, early.base);
+}
+
 /// Rows first_row .. first_row + kRows - 1, those below `rows`. All threads of the blocks of a
-/// cluster. kSums: of a row, 0 where nothing is made of the streams.
-template <int kRows, int kThreads, int kSums>
+/// cluster: of kThreads with columns and, of one row, a warp more. kSums: of a row, 0 where nothing
+/// is made of the streams.
+template <int kRows, int kThreads, int kSums, int kEarly>
 __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int first_row, int rows,
+                                             const EarlyWeights<kSums, kEarly>& early,
                                              HyperShared<kRows, kThreads>& shared) {
   constexpr int kWarps = kThreads / 32;
+  static_assert(kRows <= kWarps, "a warp has one row at most");
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int rank = static_cast<int>(ClusterRank());
-  const int segment = ((params.hidden / 4 + kHyperBlocks - 1) / kHyperBlocks) * 4;
+  const int segment = HyperSegment(params);
   const int column = rank * segment + thread * 4;
-  const bool has_columns = thread * 4 < segment && column < params.hidden;
+  const bool has_columns = thread < kThreads && thread * 4 < segment && column < params.hidden;
   float4 x[kRows][kHyperStreams] = {};
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (has_columns && first_row + r < rows) TakeStreams(params, first_row + r, column, x[r]);
   }
   if constexpr (kSums > 0) {
+    constexpr bool kMixes = kSums == kHyperSums;
+    constexpr int kColumnsBarrier = 1;
+    const auto add_weights = [&](int r) {
+      return params.weights + int64_t{first_row + r} * kHyperWeights;
+    };
+    if (kRows == 1 && warp == kWarps) {
+      __syncthreads();
+      ClusterArrive();
+      ClusterWait();
+      const bool gives = kMixes && rank == 0;
+      const float input = gives ? InputOfRow(params, early, shared.sums[0]) : 0.0F;
+      if (params.norm_weight != nullptr) ClusterArrive();
+      if (gives) MixAdded(params, input, add_weights(0));
+      if (params.norm_weight != nullptr) ClusterWait();
+      ClusterArrive();
+      ClusterWait();
+      return;
+    }
     float sums[kRows][kHyperSumRoom] = {};
-    if (has_columns) AddProducts<kRows, kSums>(params, column, x, sums);
+    if (has_columns) AddProducts<kRows, kSums, kEarly>(params, column, early, x, sums);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) shared.warp_sums[r][warp][lane] = SumByLane(sums[r]);
     __syncthreads();
-    // A warp per row.
-    for (int r = warp; r < kRows; r += kWarps) {
-      float sum = shared.warp_sums[r][0][lane];
+    if (warp < kRows) {  // a row each
+      float sum = shared.warp_sums[warp][0][lane];
 #pragma unroll
-      for (int w = 1; w < kWarps; ++w) sum = __fadd_rn(sum, shared.warp_sums[r][w][lane]);
-      shared.sums[r][lane] = sum;
+      for (int w = 1; w < kWarps; ++w) sum = __fadd_rn(sum, shared.warp_sums[warp][w][lane]);
+      shared.sums[warp][lane] = sum;
     }
     ClusterArrive();
     ClusterWait();
-    for (int r = warp; r < kRows; r += kWarps) {
-      float sum = LoadRemote(&shared.sums[r][lane], 0);
-#pragma unroll
-      for (int block = 1; block < kHyperBlocks; ++block) {
-        sum = __fadd_rn(sum, LoadRemote(&shared.sums[r][lane], block));
-      }
-      const float squares = __shfl_sync(~0u, sum, kSums);
-      const float inverse = NormFactor(squares, kHyperStreams * params.hidden, params.norm_epsilon);
-      MixWeights(params, sum, inverse, shared.weights[r]);
-      __syncwarp();
-      const bool gives_weights = kSums == kHyperSums && rank == 0 && first_row + r < rows;
-      if (gives_weights && lane < kHyperWeights) {
-        params.weights[int64_t{first_row + r} * kHyperWeights + lane] =
-            shared.weights[r][kHyperStreams + lane];
-      }
+    float input = 0.0F;
+    if (warp < kRows) {
+      input = InputOfRow(params, early, shared.sums[warp]);
+      MixPre(params, input, shared.pre[warp]);
     }
-    __syncthreads();
+    NamedSync(kColumnsBarrier, kThreads);
     float4 u[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (!has_columns || first_row + r >= rows) continue;
-      u[r] = x[r][0] * shared.weights[r][0];
+      u[r] = x[r][0] * shared.pre[r][0];
 #pragma unroll
-      for (int j = 1; j < kHyperStreams; ++j) {
-        u[r] = MultiplyAdd(x[r][j], shared.weights[r][j], u[r]);
-      }
+      for (int j = 1; j < kHyperStreams; ++j) u[r] = MultiplyAdd(x[r][j], shared.pre[r][j], u[r]);
       if (params.mixture != nullptr) {
         StoreFour(params.mixture + int64_t{first_row + r} * params.mixture_stride + column, u[r]);
       }
     }
-    if (params.norm_weight != nullptr) {
+    const bool gives_weights =
+        kMixes && kRows > 1 && rank == 0 && warp < kRows && first_row + warp < rows;
+    if (params.norm_weight == nullptr) {
+      if (gives_weights) MixAdded(params, input, add_weights(warp));
+    } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         float squares = AddSquares(u[r], 0.0F);
@@ -186,7 +303,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
         }
         if (lane == 0) shared.warp_squares[r][warp] = squares;
       }
-      __syncthreads();
+      NamedSync(kColumnsBarrier, kThreads);
       if (thread < kRows) {
         float squares = shared.warp_squares[thread][0];
 #pragma unroll
@@ -196,6 +313,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
         shared.squares[thread] = squares;
       }
       ClusterArrive();
+      if (gives_weights) MixAdded(params, input, add_weights(warp));
       ClusterWait();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -208,7 +326,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
         const float factor = NormFactor(squares, params.hidden, params.norm_epsilon);
         StoreFour(static_cast<__nv_bfloat16*>(params.out) +
                       int64_t{first_row + r} * params.out_stride + column,
-                  LoadFour(params.norm_weight + column) * (u[r] * factor));
+                  early.norm * (u[r] * factor));
       }
     }
     // The others may still be reading this block's sums.

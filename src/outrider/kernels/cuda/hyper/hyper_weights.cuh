@@ -39,24 +39,27 @@ __device__ __forceinline__ float Sinkhorn(float x, int iterations, float epsilon
   return c;
 }
 
-/// A row's weights: pre [4], post [4], comb [4, 4] of its sums, lane i with sum i; `inverse` is
-/// that of its norm. All lanes of a warp; `weights` [24] in shared memory.
-__device__ __forceinline__ void MixWeights(const HyperRowsParams& params, float sum, float inverse,
-                                           float* weights) {
+/// What a row's weight number `lane` is made of: its sum, in this lane, and the inverse of the
+/// row's norm.
+__device__ __forceinline__ float MixInput(float sum, float inverse, float scale, float base) {
+  return RoundedAdd(RoundedMul(RoundedMul(sum, inverse), scale), base);
+}
+
+/// pre [4] of MixInput.
+__device__ __forceinline__ void MixPre(const HyperRowsParams& params, float input, float* pre) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool contracts = params.part == HyperPart::kContract;
-  const int kind = lane < 4 ? 0 : lane < 8 ? 1 : 2;
-  const int sums = contracts ? kHyperStreams : kHyperSums;
-  float x = 0.0F;
-  if (lane < sums) {
-    x = RoundedAdd(RoundedMul(RoundedMul(sum, inverse), params.scale[kind]), params.base[lane]);
-  }
-  if (lane < 4) weights[lane] = RoundedAdd(HyperSigmoid(x), params.epsilon);
-  if (contracts) return;
-  if (lane >= 4 && lane < 8) weights[lane] = RoundedMul(2.0F, HyperSigmoid(x));
-  const float of_comb = __shfl_sync(~0u, x, 8 + lane % 16);
+  if (lane < 4) pre[lane] = RoundedAdd(HyperSigmoid(input), params.epsilon);
+}
+
+/// post [4], comb [4, 4] of MixInput, by which an output is added. All lanes of a warp. Sinkhorn's
+/// normalisation takes longer than all else that a row's warp does by itself.
+__device__ __forceinline__ void MixAdded(const HyperRowsParams& params, float input,
+                                         float* weights) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane >= 4 && lane < 8) weights[lane - 4] = RoundedMul(2.0F, HyperSigmoid(input));
+  const float of_comb = __shfl_sync(~0u, input, 8 + lane % 16);
   const float comb = Sinkhorn(of_comb, params.iterations, params.epsilon);
-  if (lane < 16) weights[8 + lane] = comb;
+  if (lane < 16) weights[kHyperStreams + lane] = comb;
 }
 
 }  // namespace outrider::cuda

@@ -25,9 +25,9 @@ __device__ __forceinline__ void WidenInt4(uint32_t word, uint32_t (&pairs)[4]) {
 __device__ __forceinline__ void WidenFp4(uint32_t word, uint32_t upper, uint32_t lower,
                                          uint32_t (&pairs)[4]) {
   constexpr uint32_t kMask = 0x81C081C0;
-  const uint32_t bits[4] = {
-      word & kMask, word << 3 & kMask, word << 6 & kMask,
-      (word << 1 & 0x80008000) | (word >> 5 & 0x01400140) | (word >> 3 & 0x00800080)};
+  const uint32_t bits[4] = {word & kMask, word << 6 & kMask,
+                            __funnelshift_l(word, word, 12) & kMask,
+                            (word << 2 & 0x80C080C0) | (word >> 6 & 0x01000100)};
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
     asm("mul.rn.bf16x2 %0, %1, %2;"
@@ -97,7 +97,6 @@ __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int
   constexpr int kTwo = kTotals + 2 * ((kInt4 ? kChains * kCount : 0) + kSlices * 4) + 48;
   constexpr int kBuffers = kTwo <= kRegisters ? 2 : 1;
   const int thread = threadIdx.x % 128;
-  const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
   uint32_t fragments[kBuffers][kSlices][4];
   float chains[kInt4 ? kBuffers : 1][kChains][kInt4 ? kCount : 1];
   // The first products do not read them. But else the compiler keeps them from the tile before.
@@ -120,7 +119,7 @@ __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int
     BarrierWait(&shared.full[cursor.stage], cursor.phase);
     const uint8_t* const codes = shared.weights[cursor.stage][group];
     const UnitScales<Body::kFormat> scales(codes);
-    const uint64_t b = x + cursor.stage * (Body::kXBytes >> 4);
+    const StageRows x(shared.x[0], cursor.stage * Body::kXBytes);
     // Adds the chains of a step that has ended.
     const auto add = [&](int step) {
 #pragma unroll
@@ -168,7 +167,7 @@ __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) {
         const int slice = step * kSlices + i;
-        const uint64_t columns = Advance(b, slice / 4 * Body::kTokens * 128 + slice % 4 * 32);
+        const uint64_t columns = x.At(slice / 4 * Body::kTokens * 128 + slice % 4 * 32);
         if constexpr (kInt4) {
           WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chains[step % kBuffers][i / 2], own[i],
                                                         columns, i % 2);

@@ -5,7 +5,7 @@
 // 16 bytes, a word of 32 bits for each slice of 16 columns. A word has four pairs of neighbouring
 // columns, the even one in the lower half, the odd one in the upper: pair p is of row
 // 16 w + l / 4 + p % 2 * 8 and columns l % 4 * 2 + p / 2 * 8 of the slice. So it is one thread's
-// operand A of wgmma. Which bits of a half are pair p's: `Int4Half`, `Fp4Half`.
+// operand A of wgmma. Which bits are pair p's: `Int4Part`, `Fp4Part`.
 //
 // Scales of groups, behind the codes: for each of 32 pairs of rows (16 w + i, i = l / 4, and the
 // one 8 further down) what belongs to it by group of columns, the upper row's scale first:
@@ -43,15 +43,22 @@ inline constexpr int kNvfp4RowPower = 9;
 /// kFp4Bits - kNvfp4RowPower - 9 where the byte is 0.
 inline constexpr uint32_t kNvfp4FactorBits = (127 + kFp4Bits - kNvfp4RowPower - 9) << 7;
 
-/// The bits of pair p's code of 4 bits in its half of a word.
-constexpr uint32_t Int4Half(uint32_t code, int pair) { return code << (4 * pair); }
+/// A code of 4 bits as part of a word: of pair `pair`, its even column or the odd one.
+constexpr uint32_t Int4Part(uint32_t code, int pair, int odd) {
+  return code << (4 * pair + 16 * odd);
+}
 
-/// The half of an e2m1 code: sign, two bits of exponent, one of mantissa. Pairs 0 to 2 are moved to
-/// the bits 15, 8, 7, 6 of a bf16 by shifts to the left by 0, 3 and 6; pair 3 has what they leave.
-constexpr uint32_t Fp4Half(uint32_t code, int pair) {
-  const uint32_t sign = code >> 3 & 1, high = code >> 2 & 1, low = code >> 1 & 1, one = code & 1;
-  if (pair < 3) return (sign << 15 | high << 8 | low << 7 | one << 6) >> (3 * pair);
-  return sign << 14 | high << 13 | one << 11 | low << 10;
+/// The same of an e2m1 code: sign, two bits of exponent, one of mantissa, which are wanted at the
+/// bits 15, 8, 7, 6 of a bf16. Pair 0 is there, pairs 1 and 2 are moved there by rotations of the
+/// word to the left by 6 and 12, which take the last three bits of pair 2 from the other half. Pair
+/// 3 has what they leave, and is moved by 2 to the left but for a bit that goes 6 to the right.
+constexpr uint32_t Fp4Part(uint32_t code, int pair, int odd) {
+  const uint32_t sign = code >> 3 & 1, high = code >> 2 & 1, rest = code & 3, last = code & 7;
+  const int half = 16 * odd, other = 16 - half;
+  if (pair == 0) return (sign << 15 | last << 6) << half;
+  if (pair == 1) return (sign << 9 | last) << half;
+  if (pair == 2) return sign << (3 + half) | last << (10 + other);
+  return (sign << 13 | high << 14 | rest << 4) << half;
 }
 
 }  // namespace outrider::cuda

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) PackFourBitUnits(PackArguments args)
       for (int odd = 0; odd < 2; ++odd) {
         uint32_t code = CodeAt<kFormat>(args, row, k + odd);
         if (kFormat == WeightFormat::kNvfp4) code ^= SignOfScale(args, row, k);
-        word |= (kInt4 ? Int4Half(code, pair) : Fp4Half(code, pair)) << (16 * odd);
+        word |= kInt4 ? Int4Part(code, pair, odd) : Fp4Part(code, pair, odd);
       }
     }
     words[i] = word;

@@ -42,4 +42,23 @@ struct StageCursor {
   }
 };
 
+/// Descriptors of the rows of x in a stage, with wgmma's swizzle. A number that a warp reads from
+/// one lane is in a uniform register, and so is what constants are added to it: wgmma takes
+/// descriptors from there, and else each would be added up by every thread first.
+class StageRows {
+ public:
+  __device__ __forceinline__ StageRows(const uint8_t* first_stage, int offset)
+      : first_(MakeDescriptor(SharedAddress(first_stage), 16, 1024)),
+        low_(__shfl_sync(~0u, static_cast<uint32_t>(first_) + (offset >> 4), 0)) {}
+
+  /// `bytes` further on.
+  __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
+    return first_ >> 32 << 32 | (low_ + (bytes >> 4));
+  }
+
+ private:
+  uint64_t first_;  // whose upper half is a constant
+  uint32_t low_;
+};
+
 }  // namespace outrider::cuda

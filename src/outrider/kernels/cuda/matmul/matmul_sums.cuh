@@ -88,7 +88,6 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   constexpr bool kScaled = Body::kFormat == WeightFormat::kF8;
   constexpr int kCount = Body::kTokens / 2;
   const int thread = threadIdx.x % 128;
-  const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
   float chain[kScaled ? kCount : 1];
   // For each half of a unit: slices, registers of A. Where registers are short the halves share
   // them.
@@ -120,7 +119,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
       factors[0] = PackBf16(scales.x * 0x1p120F, scales.x * 0x1p120F);
       factors[1] = PackBf16(scales.y * 0x1p120F, scales.y * 0x1p120F);
     }
-    const uint64_t b = x + cursor.stage * (Body::kXBytes >> 4);
+    const StageRows x(shared.x[0], cursor.stage * Body::kXBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int buffer = half % kBuffers;
@@ -143,7 +142,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
       WgmmaFence();
 #pragma unroll
       for (int slice = 0; slice < 4; ++slice) {
-        const uint64_t at = Advance(b, half * Body::kTokens * 128 + slice * 32);
+        const uint64_t at = x.At(half * Body::kTokens * 128 + slice * 32);
         if constexpr (kScaled) {
           WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chain, fragments[buffer][slice], at,
                                                         half + slice > 0 ? 1 : 0);
