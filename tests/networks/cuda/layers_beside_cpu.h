@@ -50,7 +50,7 @@ struct LayerComparison {
   /// The CPU's, whose operands are rounded as the device's.
   const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
   DType cache = DType::kBF16;  // the device's, and that CPU's
-  double far_share = 1;        // as ExpectAsNear
+  Nearness nearness = {};
 };
 
 /// Expects the residual stream after each layer, and the rows of each module, to be as near to
@@ -88,7 +88,7 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
     network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
       const auto i = static_cast<size_t>(layer);
       ExpectAsNear(got, rounded[i], exact[i], run.config.hidden_size,
-                   fmt::format("layer {}", layer), run.far_share);
+                   fmt::format("layer {}", layer), run.nearness);
     });
     // The modules go on from equal rows, which bfloat16 holds.
     std::vector<uint16_t> previous;
@@ -104,7 +104,7 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
         got.push_back(ToFloat(BFloat16{bits}));
       }
       ExpectAsNear(got, bf16.ForwardMtp(m, layout, equal), f32.ForwardMtp(m, layout, equal),
-                   network.output_width(), fmt::format("module {}", m), run.far_share);
+                   network.output_width(), fmt::format("module {}", m), run.nearness);
     }
   }
 }

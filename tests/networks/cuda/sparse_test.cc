@@ -92,7 +92,7 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
                          .source = *Source(config),
                          .rounded_ops = rounded_queries,
                          .cache = GetParam().cache,
-                         .far_share = 1.5});
+                         .nearness = {.far_share = 1.5}});
 }
 
 TEST_P(SparseTest, BitsDoNotDependOnTheStep) {
