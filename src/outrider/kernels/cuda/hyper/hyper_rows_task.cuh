@@ -94,36 +94,60 @@ __device__ __forceinline__ float4 AddedTo(const HyperRowsParams& params, int64_t
   return make_float4(0, 0, 0, 0) + sum;  // not -0
 }
 
-/// Four columns of a row: its streams, what is added to them, their mean. Stored where they change.
-__device__ __forceinline__ void TakeStreams(const HyperRowsParams& params, int64_t row, int column,
-                                            float4 (&x)[kHyperStreams]) {
-  float* const at = params.streams + row * params.streams_stride + column;
+/// Four columns of some rows: their streams, what is added to them, their mean. Stored where they
+/// change, when all rows have been asked for.
+template <int kRows>
+__device__ __forceinline__ void TakeStreams(const HyperRowsParams& params, int first_row, int rows,
+                                            int column, float4 (&x)[kRows][kHyperStreams]) {
+  const auto at = [&](int r) {
+    return params.streams + int64_t{first_row + r} * params.streams_stride + column;
+  };
 #pragma unroll
-  for (int j = 0; j < kHyperStreams; ++j) x[j] = LoadFour(at + int64_t{j} * params.hidden);
+  for (int r = 0; r < kRows; ++r) {
+    if (first_row + r >= rows) continue;
+#pragma unroll
+    for (int j = 0; j < kHyperStreams; ++j) x[r][j] = LoadFour(at(r) + int64_t{j} * params.hidden);
+  }
   if (params.y != nullptr || params.terms != nullptr) {
-    const float4 y = AddedTo(params, row, column);
-    const float* const post = params.add_weights + row * kHyperWeights;
-    const float* const comb = post + kHyperStreams;
-    float4 sums[kHyperStreams];
+    float4 y[kRows] = {};
 #pragma unroll
-    for (int k = 0; k < kHyperStreams; ++k) {
-      sums[k] = y * post[k];
+    for (int r = 0; r < kRows; ++r) {
+      if (first_row + r < rows) y[r] = AddedTo(params, first_row + r, column);
+    }
 #pragma unroll
-      for (int j = 0; j < kHyperStreams; ++j) {
-        sums[k] = MultiplyAdd(x[j], comb[j * kHyperStreams + k], sums[k]);
+    for (int r = 0; r < kRows; ++r) {
+      if (first_row + r >= rows) continue;
+      const float* const post = params.add_weights + int64_t{first_row + r} * kHyperWeights;
+      const float* const comb = post + kHyperStreams;
+      float4 sums[kHyperStreams];
+#pragma unroll
+      for (int k = 0; k < kHyperStreams; ++k) {
+        sums[k] = y[r] * post[k];
+#pragma unroll
+        for (int j = 0; j < kHyperStreams; ++j) {
+          sums[k] = MultiplyAdd(x[r][j], comb[j * kHyperStreams + k], sums[k]);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kHyperStreams; ++k) x[r][k] = sums[k];
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (first_row + r >= rows) continue;
+#pragma unroll
+      for (int k = 0; k < kHyperStreams; ++k) {
+        StoreFour(at(r) + int64_t{k} * params.hidden, x[r][k]);
       }
     }
-#pragma unroll
-    for (int k = 0; k < kHyperStreams; ++k) {
-      x[k] = sums[k];
-      StoreFour(at + int64_t{k} * params.hidden, x[k]);
-    }
   }
-  if (params.mean != nullptr) {
-    float4 sum = x[0] * 0.25F;
+  if (params.mean == nullptr) return;
 #pragma unroll
-    for (int j = 1; j < kHyperStreams; ++j) sum = MultiplyAdd(x[j], 0.25F, sum);
-    StoreRow(params.mean, params.mean_dtype, row * params.mean_stride + column, sum);
+  for (int r = 0; r < kRows; ++r) {
+    if (first_row + r >= rows) continue;
+    float4 sum = x[r][0] * 0.25F;
+#pragma unroll
+    for (int j = 1; j < kHyperStreams; ++j) sum = MultiplyAdd(x[r][j], 0.25F, sum);
+    StoreRow(params.mean, params.mean_dtype, (first_row + r) * params.mean_stride + column, sum);
   }
 }
 
@@ -236,10 +260,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
   const int column = rank * segment + thread * 4;
   const bool has_columns = thread < kThreads && thread * 4 < segment && column < params.hidden;
   float4 x[kRows][kHyperStreams] = {};
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (has_columns && first_row + r < rows) TakeStreams(params, first_row + r, column, x[r]);
-  }
+  if (has_columns) TakeStreams<kRows>(params, first_row, rows, column, x);
   if constexpr (kSums > 0) {
     constexpr bool kMixes = kSums == kHyperSums;
     constexpr int kColumnsBarrier = 1;

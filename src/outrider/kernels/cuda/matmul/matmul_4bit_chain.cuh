@@ -133,31 +133,37 @@ __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int
         }
       }
     };
+    // Codes of a step are read while those of the step before are widened.
+    uint32_t words[2][kSlices];
+    const auto read = [&](int step) {
+      const uint8_t* const at =
+          codes + step * kSlices / 4 * kQuarterBytes + thread * 16 + step * kSlices % 4 * 4;
+      auto& into = words[step % 2];
+      if constexpr (kSlices == 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(at);
+        into[0] = four.x;
+        into[1] = four.y;
+        into[2] = four.z;
+        into[3] = four.w;
+      } else {
+        const uint2 two = *reinterpret_cast<const uint2*>(at);
+        into[0] = two.x;
+        into[1] = two.y;
+      }
+    };
+    read(0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       auto& own = fragments[step % kBuffers];
-      const uint8_t* const at =
-          codes + step * kSlices / 4 * kQuarterBytes + thread * 16 + step * kSlices % 4 * 4;
-      uint32_t words[kSlices];
-      if constexpr (kSlices == 4) {
-        const uint4 four = *reinterpret_cast<const uint4*>(at);
-        words[0] = four.x;
-        words[1] = four.y;
-        words[2] = four.z;
-        words[3] = four.w;
-      } else {
-        const uint2 two = *reinterpret_cast<const uint2*>(at);
-        words[0] = two.x;
-        words[1] = two.y;
-      }
+      if (step + 1 < kSteps) read(step + 1);
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) {
         if constexpr (kInt4) {
-          WidenInt4(words[i], own[i]);
+          WidenInt4(words[step % 2][i], own[i]);
         } else {
           uint32_t upper, lower;
           scales.Factors(step * kSlices + i, upper, lower);
-          WidenFp4(words[i], upper, lower, own[i]);
+          WidenFp4(words[step % 2][i], upper, lower, own[i]);
         }
       }
       // All of them before the fence: none may be made while these products run.

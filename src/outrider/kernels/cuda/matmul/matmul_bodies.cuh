@@ -81,9 +81,9 @@ struct MatMulF8Bodies {
 template <WeightFormat kFormat_, SegmentForm kForm>
 struct MatMulFourBitBodies {
   static constexpr WeightFormat kFormat = kFormat_;
-  using Usual8 = MatMulBody<kFormat, 1, 8, 256, 5, 3, kForm>;
+  using Usual8 = MatMulBody<kFormat, 1, 8, 256, 4, 4, kForm>;
   using Deep8 = Usual8;
-  using Usual16 = MatMulBody<kFormat, 1, 16, 256, 4, 3, kForm>;
+  using Usual16 = MatMulBody<kFormat, 1, 16, 256, 3, 4, kForm>;
   using Deep16 = Usual16;
   using Usual32 = MatMulBody<kFormat, 1, 32, 256, 2, 3, kForm>;
   using Deep32 = Usual32;
