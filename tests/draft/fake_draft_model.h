@@ -111,6 +111,12 @@ class FakeDraftModel : public DraftModel {
   }
 
  private:
+  /// A number that stands for a token of which only the device knows what it is: drafts may be
+  /// wrong.
+  static int32_t NumberOf(TokenRef token) {
+    return token.on_device() ? -2 - token.place() : token.token();
+  }
+
   static float* EntryAt(const LayerCache& layer, int64_t slot) {
     OUTRIDER_CHECK(layer.width * static_cast<int64_t>(DTypeSize(layer.dtype)) >=
                    kWidth * static_cast<int64_t>(sizeof(float)));
@@ -123,7 +129,7 @@ class FakeDraftModel : public DraftModel {
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       std::array<float, kWidth> entry;
       for (int32_t j = 0; j < kWidth; ++j) {
-        const auto token = static_cast<float>(rows.tokens()[static_cast<size_t>(r)].token());
+        const auto token = static_cast<float>(NumberOf(rows.tokens()[static_cast<size_t>(r)]));
         entry[static_cast<size_t>(j)] =
             std::tanh(previous.row(r)[j]) + std::sin(token * static_cast<float>(j + 1));
       }

@@ -28,7 +28,7 @@ constexpr HybridNames kBailingNames = {.embedding = "model.word_embeddings.weigh
                                        .router_bias = "gate.expert_bias",
                                        .numbers_experts = false};
 
-/// Of an MTP module, beside those of a layer.
+/// Tensors of an MTP module, beside those of a layer.
 constexpr std::array<std::string_view, 4> kOfModules = {"eh_proj.weight", "enorm.weight",
                                                         "hnorm.weight", "final_layernorm.weight"};
 

@@ -21,7 +21,7 @@ struct LayerCache {
   int64_t block_stride = 0;
   int32_t group = 0;       // the cache group whose block tables and slots address it
   int32_t num_blocks = 0;  // that there are
-  // Of a rounded cache (CacheNumbers), where dtype is kF8E4M3 or kF4E2M1: an entry has code_bytes
+  // In a rounded cache (CacheNumbers) dtype is kF8E4M3 or kF4E2M1, and an entry has code_bytes
   // bytes, which count as elements. 0, kF8E4M3: an entry is the codes of its numbers.
   //   kF8E4M3: the codes of its first width - rope numbers, its last `rope` numbers in the type
   //            `rotated`, the exponents e of the scales 2^(e - 127) of the groups of codes

@@ -39,7 +39,7 @@ struct Context {
   /// Which of the ranks that share the model this is.
   RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 
-  /// The same for what no other rank takes part in.
+  /// A context for work in which no other rank takes part.
   Context Alone() const { return {{ops, pool}, arena, operand_dtype}; }
 
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.

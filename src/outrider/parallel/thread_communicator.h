@@ -13,8 +13,8 @@ namespace outrider {
 /// How long a rank waits for another in one call. Where one hangs, requests are told so a second
 /// later, and the process has ended within 10 seconds.
 inline constexpr double kRankSeconds = 6;
-/// The same where each rank runs the attention of its own requests: while one has the chunk of a
-/// long prompt the others may have nothing to do.
+/// How long it waits where each rank runs the attention of its own requests: while one has the
+/// chunk of a long prompt the others may have nothing to do.
 inline constexpr double kRankSecondsOfOwnRequests = 30;
 
 /// One communicator for each of `ranks` ranks, by rank; each is used by one thread. A rank that

@@ -155,7 +155,7 @@ class Scheduler {
 
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  /// Of a rank that has a cache.
+  /// The pages of a rank that has a cache.
   const BlockPool& pool(int32_t rank = 0) const {
     return caches_.at(static_cast<size_t>(rank)).pool();
   }

@@ -1,6 +1,5 @@
 // The GPU's operations: near the reference table's with operands rounded alike, and each row alone
-// against all rows together, in bits. Needs a GPU of compute capability 9.0, and cuDNN. Long
-// because all operations are cases of these two comparisons.
+// against all rows together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -18,117 +17,29 @@
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
-#include "outrider/ops/mla.h"
-#include "outrider/ops/moe.h"
 #include "tests/kernels/cuda/hopper_test.h"
-#include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/ops_cases.h"
 
 namespace outrider::cuda {
 namespace {
 
 constexpr int64_t kHidden = 256;
-constexpr int64_t kWidth = 64;  // of an MLP
 constexpr int64_t kVocab = 1000;
 constexpr int32_t kBlock = 16;  // tokens per block
 constexpr int32_t kLayers = 3;  // that share the pages of a cache
-const MlaShape kMla = {.heads = 4,
-                       .latent = 512,
-                       .nope = 64,
-                       .rope = 64,
-                       .value = 64,
-                       .softmax_scale = 0.09F,
-                       .norm_eps = 1e-6F};
-
-/// Random weights, packed by a table.
-struct DeviceOpsWeights {
-  explicit DeviceOpsWeights(const Device& device) {
-    const auto source = MakeDummyWeights(ModelConfig{}, 5);
-    const auto loader = device.ops.MakeWeightLoader(*source, {.compute_dtype = DType::kBF16});
-    loader->Table(&table, "embed_tokens.weight", kVocab, kHidden);
-    loader->Vector(&norm, "norm", kHidden);
-    loader->Vector(&latent_norm, "latent_norm", kMla.latent);
-    loader->Matrix(&matrix, "matrix", 120, kHidden);
-    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden, {});
-    loader->Matrix(&square, "square", kHidden, kHidden);
-    loader->SideBySide({&left, "left", 192}, {&right, "right", 40}, kHidden);
-    loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
-    loader->Matrix(&head, "head", kVocab, kHidden);
-    loader->UnquantizedMatrix(&router, "router", 8, kHidden);
-    WeightLoader::Experts e = {.width = kWidth,
-                               .shared = {"sg", "su", "sd"},
-                               .shared_width = 2 * kWidth,
-                               .hidden = kHidden};
-    for (const char* name : {"0", "1", "2", "3", "4", "5", "6", "7"}) {
-      e.routed.push_back(
-          {std::string("g") + name, std::string("u") + name, std::string("d") + name});
-    }
-    loader->MoeExperts(&experts, e);
-    e.shared_width = 0;
-    loader->MoeExperts(&unshared_experts, e);
-    loader->SplitKvUp(&kv_up, "kv_b", {kMla.heads, kMla.nope, kMla.value, kMla.latent});
-    EXPECT_GT(SumOf(loader->PackedSizes()), 0);
-    memory = loader->Load(device, nullptr);
-  }
-
-  TokenTable table;
-  const float* norm = nullptr;
-  const float* latent_norm = nullptr;
-  Weight matrix, stacked, square, left, right, gate_up, down, head, router;
-  ExpertWeights experts, unshared_experts;
-  KvUpWeight kv_up;
-  std::unique_ptr<WeightMemory> memory;
-};
-
-/// A table with what its calls need, and rows on their way between it and the host.
-class Side {
- public:
-  Side(const Ops& ops, ThreadPool& pool)
-      : device_{ops, &pool},
-        arena_(ops.MakeArena()),
-        weights_(device_),
-        on_gpu_(dynamic_cast<const CudaOps*>(&ops)) {}
-
-  Context context() { return {device_, arena_, DType::kBF16}; }
-  const DeviceOpsWeights& weights() const { return weights_; }
-  Scratch& arena() { return arena_; }
-  const Ops& ops() const { return device_.ops; }
-
-  /// A copy in the arena.
-  Tensor Put(const TestMatrix& x) {
-    const Tensor to = context().Rows(x.view_rows, x.view_cols);
-    Copy(to.data, x.values.data(), x.values.size() * sizeof(float));
-    return to;
-  }
-  TestMatrix Get(Tensor x) {
-    TestMatrix to(x.rows, x.cols);
-    const Tensor dense = context().Rows(x.rows, x.cols);
-    device_.ops.Copy(context(), x, dense);
-    Copy(to.values.data(), dense.data, to.values.size() * sizeof(float));
-    return to;
-  }
-  void Copy(void* to, const void* from, size_t bytes) {
-    if (on_gpu_ == nullptr) {
-      std::memcpy(to, from, bytes);
-      return;
-    }
-    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, on_gpu_->stream()),
-              "copy of a test");
-    on_gpu_->Synchronize();
-  }
-
- private:
-  Device device_;
-  Scratch arena_;
-  DeviceOpsWeights weights_;
-  const CudaOps* on_gpu_;
-};
-
-/// The rows of a step.
-struct OpsRows {
-  std::vector<TokenRef> tokens;
-  std::vector<int32_t> positions;
-  TestMatrix x{0, kHidden};
-};
+const OpsSizes kSizes = {.hidden = kHidden,
+                         .width = 64,
+                         .shared_width = 128,
+                         .vocab = kVocab,
+                         .matrix = 120,
+                         .mla = {.heads = 4,
+                                 .latent = 512,
+                                 .nope = 64,
+                                 .rope = 64,
+                                 .value = 64,
+                                 .softmax_scale = 0.09F,
+                                 .norm_eps = 1e-6F}};
+const MlaShape& kMla = kSizes.mla;
 
 /// Rounds to bfloat16, so that both tables read the same numbers.
 TestMatrix Rounded(TestMatrix x) {
@@ -136,218 +47,17 @@ TestMatrix Rounded(TestMatrix x) {
   return x;
 }
 
-struct OpsCase {
-  std::string name;
-  int64_t cols;  // of its output
-  float tolerance;
-  std::function<void(Side&, const StepInputs&, Tensor x, Tensor out)> run;
-};
-
-Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
-  std::array<float, 32> frequencies = {};
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    frequencies[i] = std::pow(10000.0F, -static_cast<float>(i) / 32.0F);
-  }
-  return c.ops.MakeRotary(c, frequencies, 1.5F, true, inputs);
-}
-
-/// x + experts(x), or with `normed` the norm of it.
-void RunExperts(const Context& c, const DeviceOpsWeights& w, const StepInputs& inputs,
-                const ExpertWeights& experts, const RouterSpec& spec, bool normed, Tensor x,
-                Tensor out) {
-  const Tensor logits = c.Rows(out.rows, 8);
-  c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
-  const Routing& routing = c.ops.moe()->Route(c, spec, inputs, 0, experts, logits, nullptr);
-  const ExpertRows inner = c.ops.moe()->ExpertGateUp(c, experts, {}, routing, x);
-  const ExpertRows outputs = c.ops.moe()->ExpertDown(c, experts, routing, inner);
-  if (!normed) {
-    c.ops.Copy(c, x, out);
-    return c.ops.moe()->CombineExperts(c, experts, routing, outputs, out, {});
-  }
-  const Tensor sum = c.Rows(out.rows, out.cols);
-  const Tensor norm = c.Activations(out.rows, out.cols);
-  c.ops.Copy(c, x, sum);
-  c.ops.moe()->CombineExperts(c, experts, routing, outputs, sum, {w.norm, 1e-6F, norm});
-  c.ops.Copy(c, norm, out);
-}
-
-/// out [rows, 9] = what is told of rows that choose three of eight experts by their first values,
-/// in the second of three layers.
-void TellExperts(Side& s, const RouterSpec& spec, const StepInputs& inputs, Tensor x, Tensor out) {
-  const Context c = s.context();
-  const Tensor logits = c.Rows(out.rows, spec.experts);
-  c.ops.Copy(c, x.Columns(0, spec.experts), logits);
-  const Routing& routing =
-      c.ops.moe()->Route(c, spec, inputs, 0, s.weights().experts, logits, nullptr);
-  TestMatrix told(static_cast<int32_t>(out.rows), out.cols);
-  std::vector<int16_t> ids(told.values.size());
-  Buffer memory = c.ops.Allocate(ids.size() * sizeof(int16_t));
-  const RoutedShape shape = {.layers = 3, .top_k = spec.top_k};
-  const ChosenExpertsOfLayers layers = {memory.as<int16_t>(), shape};
-  c.ops.chosen_experts()->ReadChosen(routing, layers.Layer(1));
-  c.ops.CopyToHost(memory.data(), std::as_writable_bytes(std::span(ids)));
-  std::ranges::copy(ids, told.values.begin());
-  c.ops.Copy(c, s.Put(told), out);
-}
-
-std::vector<OpsCase> Cases() {
-  const RouterSpec greedy = {.experts = 8,
-                             .top_k = 2,
-                             .scoring = RouterScoring::kSoftmax,
-                             .method = RouterMethod::kGreedy};
-  const RouterSpec grouped = {
-      .experts = 8, .top_k = 3, .groups = 4, .top_groups = 2, .scaling_factor = 2.5};
-  return {
-      {"ChosenExperts", 9, 0,
-       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
-         TellExperts(s, grouped, in, x, out);
-       }},
-      {"Embed", kHidden, 0,
-       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
-         s.ops().Embed(s.context(), s.weights().table, in, false, out);
-       }},
-      {"EmbedZeroAtPosition0", kHidden, 0,
-       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
-         s.ops().Embed(s.context(), s.weights().table, in, true, out);
-       }},
-      {"Rotary", 64, 2e-5F,
-       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
-         const Context c = s.context();
-         const Rotary rotary = RotaryOf(c, in);
-         c.ops.Copy(c, rotary.cos, out.Columns(0, 32));
-         c.ops.Copy(c, rotary.sin, out.Columns(32, 32));
-       }},
-      {"CopyRows", kHidden, 0,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         const auto memory = c.ops.MakeRows(out.rows + 3, kHidden);
-         RowCopies reverse;
-         RowCopies back;
-         for (int64_t r = 0; r < out.rows; ++r) {
-           reverse.Add(r, out.rows + 2 - r);
-           back.Add(out.rows + 2 - r, r);
-         }
-         c.ops.CopyRows(c, x, memory->rows(), reverse);
-         c.ops.CopyRows(c, memory->rows(), out, back);
-         c.ops.CopyRows(c, {}, out, {});  // nothing
-         s.Get(out);                      // before the memory goes
-       }},
-      {"Norm", kHidden, 1e-2F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         s.ops().Norm(s.context(), x, s.weights().norm, 1e-6F, out);
-       }},
-      {"NormOfColumnsInPlace", kHidden, 1e-2F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         const Tensor pair = c.Rows(out.rows, 2 * kHidden);
-         const Tensor half = pair.Columns(kHidden, kHidden);
-         c.ops.Copy(c, x, half);
-         c.ops.Norm(c, half, s.weights().norm, 1e-6F, half);
-         c.ops.Copy(c, half, out);
-       }},
-      {"Multiply", 120, 1e-3F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         s.ops().Multiply(s.context(),
-                          std::array{Product{.x = x, .w = &s.weights().matrix, .y = out}});
-       }},
-      {"MultiplyStacked", 64, 1e-3F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         s.ops().Multiply(s.context(),
-                          std::array{Product{.x = x, .w = &s.weights().stacked, .y = out}});
-       }},
-      {"MultiplyAccumulate", kHidden, 1e-3F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         c.ops.Copy(c, x, out);
-         c.ops.Multiply(c, std::array{Product{
-                               .x = x, .w = &s.weights().square, .y = out, .accumulate = true}});
-       }},
-      {"GatedMlp", kHidden, 2e-2F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         const Tensor inner = c.Rows(out.rows, kWidth);
-         c.ops.Multiply(c, std::array{Product{
-                               .x = x, .w = &s.weights().gate_up, .y = inner, .silu_mul = true}});
-         c.ops.Multiply(c, std::array{Product{.x = inner, .w = &s.weights().down, .y = out}});
-       }},
-      {"Head", kVocab - 7, 1e-3F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         std::vector<int32_t> rows(static_cast<size_t>(out.rows));
-         std::iota(rows.begin(), rows.end(), 0);
-         c.ops.Head(c, x, rows, s.weights().head, out);
-         std::vector<int32_t> tokens(rows.size());
-         c.ops.HeadChoice(c, x, rows, s.weights().head, kVocab - 7, tokens);
-         const TestMatrix logits = s.Get(out);
-         for (int64_t r = 0; r < out.rows; ++r) {
-           const float* row = logits.view().row(r);
-           EXPECT_EQ(tokens[static_cast<size_t>(r)], std::max_element(row, row + out.cols) - row);
-         }
-       }},
-      {"Experts", kHidden, 2e-2F,
-       [greedy](Side& s, const StepInputs& in, Tensor x, Tensor out) {
-         RunExperts(s.context(), s.weights(), in, s.weights().unshared_experts, greedy, false, x,
-                    out);
-       }},
-      {"ExpertsOfGroupsWithShared", kHidden, 3e-2F,
-       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
-         RunExperts(s.context(), s.weights(), in, s.weights().experts, grouped, false, x, out);
-       }},
-      {"NormOfExperts", kHidden, 3e-2F,
-       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
-         RunExperts(s.context(), s.weights(), in, s.weights().experts, grouped, true, x, out);
-       }},
-      {"SideBySide", 232, 2e-2F,
-       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         const Context c = s.context();
-         const Tensor both = c.Activations(out.rows, 232);
-         c.ops.Multiply(
-             c, std::array{Product{.x = x, .w = &s.weights().left, .y = both.Columns(0, 192)},
-                           Product{.x = x, .w = &s.weights().right, .y = both.Columns(192, 40)}});
-         c.ops.Copy(c, both, out);
-       }},
-      {"AbsorbAndUnabsorb", kMla.heads * kMla.value, 3e-2F,
-       [](Side& s, const StepInputs& in, Tensor x, Tensor out) {
-         const Context c = s.context();
-         const int32_t width = kMla.latent + kMla.rope;
-         const int64_t head = kMla.nope + kMla.rope;
-         const Tensor q = c.Rows(out.rows, kMla.heads * head);
-         const Tensor absorbed = c.Rows(out.rows, int64_t{kMla.heads} * width);
-         const Tensor latent = c.Rows(out.rows, int64_t{kMla.heads} * kMla.latent);
-         for (int32_t h = 0; h < kMla.heads; ++h) {
-           c.ops.Copy(c, x.Columns(h * 8, head), q.Columns(h * head, head));
-         }
-         c.ops.mla()->Absorb(c, kMla, s.weights().kv_up, RotaryOf(c, in), q, absorbed);
-         for (int32_t h = 0; h < kMla.heads; ++h) {
-           c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
-                      latent.Columns(h * kMla.latent, kMla.latent));
-         }
-         c.ops.mla()->Unabsorb(c, kMla, s.weights().kv_up, latent, out);
-         // Behind what is absorbed stands the rotated part: added, so that it counts.
-         for (int32_t h = 0; h < kMla.heads; ++h) {
-           c.ops.Copy(c, absorbed.Columns(h * width + kMla.latent, kMla.rope),
-                      out.Columns(h * kMla.value, kMla.rope));
-         }
-       }},
-  };
-}
-
 /// One request that is alone in a step, with its pages in the order of `blocks`.
-struct OneRequest {
-  OneRequest(TokenRefs tokens, int32_t context, Phase phase, const std::vector<int32_t>& blocks)
-      : layout(kBlock), plan(AttentionBackend::kRagged, 32) {
-    layout.Assign(std::vector{RequestWork{.slot = 0,
-                                          .phase = phase,
-                                          .context_length = context,
-                                          .tokens = tokens,
-                                          .draft_tokens = {},
-                                          .samples = false,
-                                          .block_tables = {&blocks, 1}}});
-    plan.Assign(layout);
-  }
-  BatchLayout layout;
-  AttentionPlan plan;
-};
+std::unique_ptr<TestStep> OneRequest(const Context& c, int32_t rows, int32_t context, Phase phase,
+                                     const std::vector<int32_t>& blocks) {
+  return std::make_unique<TestStep>(
+      c, FullHistoryCache(1, kBlock).groups,
+      std::vector<StepPart>{{.phase = phase,
+                             .context = context,
+                             .tokens = std::vector<int32_t>(static_cast<size_t>(rows)),
+                             .tables = {blocks}}},
+      StepAttention{.threshold = 32});
+}
 
 class CudaOpsTest : public HopperTest<> {
  protected:
@@ -355,54 +65,42 @@ class CudaOpsTest : public HopperTest<> {
     HopperTest<>::SetUp();
     if (IsSkipped()) return;
     ops_ = std::make_unique<CudaOps>();
-    gpu_ = std::make_unique<Side>(*ops_, pool_);
-    cpu_ = std::make_unique<Side>(cpu::GetCpuOps(Isa::kReference), pool_);
+    gpu_ = std::make_unique<OpsSide>(*ops_, pool_, kSizes, DType::kBF16);
+    cpu_ = std::make_unique<OpsSide>(cpu::GetCpuOps(Isa::kReference), pool_, kSizes, DType::kBF16);
   }
 
+  /// Rows at the positions from 0 on.
   OpsRows MakeRows(int32_t rows) {
-    OpsRows in;
-    in.x = Rounded(TestMatrix::Random(rows, kHidden, random_));
+    OpsRows in{.tokens = {},
+               .positions = std::vector<int32_t>(static_cast<size_t>(rows)),
+               .x = Rounded(TestMatrix::Random(rows, kHidden, random_))};
+    std::iota(in.positions.begin(), in.positions.end(), 0);
     for (int32_t r = 0; r < rows; ++r) {
       in.tokens.push_back(std::uniform_int_distribution<int32_t>(0, kVocab - 1)(random_));
     }
     return in;
   }
 
-  /// Rows [first, first + count) at the positions that they have in the whole.
-  static TestMatrix Run(const OpsCase& test, Side& side, OpsRows& in, int32_t first,
-                        int32_t count) {
-    const Scratch::Frame frame(side.arena());
-    const std::vector<int32_t> blocks = {3, 1, 2, 0, 4, 5, 6, 7};
-    const TokenRefs tokens =
-        std::span(in.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-    const OneRequest request(tokens, first, Phase::kDecode, blocks);
-    const auto inputs = side.ops().MakeStepInputs();
-    inputs->Assign(request.layout, request.plan, RowCount::kExact);
-    TestMatrix rows(count, kHidden);
-    std::copy_n(in.x.view().row(first), count * kHidden, rows.values.data());
-    const Tensor out = side.context().Rows(count, test.cols);
-    test.run(side, *inputs, side.Put(rows), out);
-    return side.Get(out);
+  /// Copies between the device and the host, either way.
+  void Copy(void* to, const void* from, size_t bytes) {
+    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ops_->stream()),
+              "copy of a test");
+    ops_->Synchronize();
   }
 
   ThreadPool pool_{4};
   std::mt19937 random_{20240607};
   std::unique_ptr<CudaOps> ops_;
-  std::unique_ptr<Side> gpu_;
-  std::unique_ptr<Side> cpu_;
+  std::unique_ptr<OpsSide> gpu_;
+  std::unique_ptr<OpsSide> cpu_;
 };
 
 TEST_F(CudaOpsTest, EveryRowAloneAndTheReference) {
   constexpr int32_t kRows = 67;
-  for (const OpsCase& test : Cases()) {
-    OpsRows in = MakeRows(kRows);
-    const TestMatrix all = Run(test, *gpu_, in, 0, kRows);
-    for (int32_t r = 0; r < kRows; ++r) {
-      const TestMatrix alone = Run(test, *gpu_, in, r, 1);
-      ASSERT_TRUE(SameBits(alone.view().row(0), all.view().row(r), test.cols))
-          << test.name << " row " << r;
-    }
-    const TestMatrix want = Run(test, *cpu_, in, 0, kRows);
+  for (const OpsCase& test : OpsCases(kSizes)) {
+    const OpsRows in = MakeRows(kRows);
+    const TestMatrix all = RunTogetherAndAlone(test, *gpu_, in);
+    const TestMatrix want = RunOpsCase(test, *cpu_, in);
     for (int32_t r = 0; r < kRows; ++r) {
       for (int64_t i = 0; i < test.cols; ++i) {
         const float expected = want.view().row(r)[i];
@@ -414,14 +112,28 @@ TEST_F(CudaOpsTest, EveryRowAloneAndTheReference) {
 }
 
 TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
-  OpsRows in = MakeRows(40);
-  const OpsCase embed = Cases().front();
-  const TestMatrix want = Run(embed, *gpu_, in, 0, 40);
-  ops_->KeepTokens(40);
-  gpu_->Copy(ops_->results().tokens(), in.tokens.data(), 40 * sizeof(int32_t));
-  for (int32_t i = 0; i < 40; i += 3) in.tokens[static_cast<size_t>(i)] = TokenRef::At(i);
-  const TestMatrix got = Run(embed, *gpu_, in, 0, 40);
-  EXPECT_EQ(got.values, want.values);
+  constexpr int32_t kRows = 40;
+  const OpsRows in = MakeRows(kRows);
+  const Context c = gpu_->context();
+  const TokenTable& table = gpu_->weights().table;
+  const auto embedded = [&](TokenRefs tokens) {
+    const Scratch::Frame frame(gpu_->arena());
+    const auto step = OneRequest(c, kRows, 0, Phase::kDecode, {0, 1, 2});
+    const auto inputs = ops_->MakeStepInputs();
+    step->AssignTo(*inputs);
+    std::vector<int32_t> sources(kRows);
+    for (int32_t r = 0; r < kRows; ++r) sources[static_cast<size_t>(r)] = -1 - r;
+    inputs->ShiftTokens(sources, tokens);
+    const Tensor out = c.Rows(kRows, kHidden);
+    ops_->Embed(c, table, *inputs, false, out);
+    return gpu_->Get(out).values;
+  };
+  const std::vector<float> want = embedded(in.tokens);
+  ops_->KeepTokens(kRows);
+  Copy(ops_->results().tokens(), in.tokens.data(), kRows * sizeof(int32_t));
+  std::vector<TokenRef> tokens(in.tokens.begin(), in.tokens.end());
+  for (int32_t r = 0; r < kRows; r += 3) tokens[static_cast<size_t>(r)] = TokenRef::At(r);
+  EXPECT_EQ(embedded(tokens), want);
 }
 
 // Rows go back by what the device keeps to where a layout that knows it has them.
@@ -453,7 +165,7 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
     known.back().context_length -= back;
   }
   ops_->KeepTokens(2 * kCount);
-  gpu_->Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
+  Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
   struct Rows {
     std::vector<int32_t> positions = std::vector<int32_t>(kCount);
     std::vector<int32_t> seq_lens = std::vector<int32_t>(kCount);
@@ -472,9 +184,9 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
     }
     Rows rows;
     const CacheInputs& of_cache = Cast(inputs).Of(cache);
-    gpu_->Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));
-    gpu_->Copy(rows.seq_lens.data(), of_cache.decode.seq_lens, kCount * sizeof(int32_t));
-    gpu_->Copy(rows.slots.data(), of_cache.slots, kCount * sizeof(int64_t));
+    Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));
+    Copy(rows.seq_lens.data(), of_cache.decode.seq_lens, kCount * sizeof(int32_t));
+    Copy(rows.slots.data(), of_cache.slots, kCount * sizeof(int64_t));
     return rows;
   };
   const auto inputs = ops_->MakeStepInputs();
@@ -497,7 +209,7 @@ TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
     std::vector<int32_t> numbers(static_cast<size_t>(count));
     std::iota(numbers.begin(), numbers.end(), 0);
     ops_->KeepTokens(700);
-    gpu_->Copy(ops_->results().tokens(), numbers.data(), numbers.size() * sizeof(int32_t));
+    Copy(ops_->results().tokens(), numbers.data(), numbers.size() * sizeof(int32_t));
     for (int32_t r = 0; r < count; ++r) {
       if (r % 4 == 3) {
         copies.AddFromPlace(r, count + 1 - r);
@@ -526,9 +238,8 @@ TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
 /// One call of each in a few rows: what the tools of compute-sanitizer look at.
 TEST_F(CudaOpsTest, SmallForTheSanitizers) {
   constexpr int32_t kRows = 5;
-  for (const OpsCase& test : Cases()) {
-    OpsRows in = MakeRows(kRows);
-    const TestMatrix rows = Run(test, *gpu_, in, 0, kRows);
+  for (const OpsCase& test : OpsCases(kSizes)) {
+    const TestMatrix rows = RunOpsCase(test, *gpu_, MakeRows(kRows));
     EXPECT_TRUE(std::ranges::all_of(rows.values, [](float v) { return std::isfinite(v); }))
         << test.name;
   }
@@ -575,12 +286,12 @@ TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
                         ops_->stream()),
             "largest");
   std::array<int32_t, 6> got = {};
-  gpu_->Copy(got.data(), places, sizeof(got));
+  Copy(got.data(), places, sizeof(got));
   EXPECT_EQ(got, (std::array<int32_t, 6>{300, -1, -1, -1, 640, -1}));
 }
 
 /// Entries of a request's positions and attention to them, in pieces that end at `ends`.
-TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, Phase phase,
+TestMatrix RunAttention(OpsSide& side, const TestMatrix& kv, const TestMatrix& q, Phase phase,
                         DType cache_type, const std::vector<int32_t>& ends) {
   const Scratch::Frame frame(side.arena());
   const Context c = side.context();
@@ -604,15 +315,13 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
   int32_t first = 0;
   for (const int32_t end : ends) {
     const int32_t count = end - first;
-    const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
-    const OneRequest request(tokens, first, phase, blocks);
-    const auto inputs = ops.MakeStepInputs();
-    inputs->Assign(request.layout, request.plan, RowCount::kExact);
+    const auto step = OneRequest(c, count, first, phase, blocks);
+    const StepInputs& inputs = step->inputs();
     const Tensor kv_rows = c.Rows(count, width);
     ops.Copy(c, all_kv.Rows(first, count), kv_rows);
-    const Rotary rotary = RotaryOf(c, *inputs);
+    const Rotary rotary = RotaryOf(c, kMla, inputs);
     ops.mla()->WriteLatentEntries(
-        c, kMla, *inputs,
+        c, kMla, inputs,
         {.kv = kv_rows, .norm = side.weights().latent_norm, .rotary = rotary, .cache = cache});
     const Tensor queries = c.Rows(count, q.view_cols);
     ops.Copy(c, all_q.Rows(first, count), queries);
@@ -623,13 +332,12 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
       ops.mla()->Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
       // Twice: the plan of the first call serves the second.
       for (int layer_call = 0; layer_call < 2; ++layer_call) {
-        ops.mla()->DecodeAttention(c, kMla, *inputs,
-                                   {.q = absorbed, .out = latent, .cache = cache});
+        ops.mla()->DecodeAttention(c, kMla, inputs, {.q = absorbed, .out = latent, .cache = cache});
       }
       ops.mla()->Unabsorb(c, kMla, side.weights().kv_up, latent, out);
     } else {
       ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
-      ops.mla()->PromptAttention(c, kMla, side.weights().kv_up, *inputs,
+      ops.mla()->PromptAttention(c, kMla, side.weights().kv_up, inputs,
                                  {.q = queries, .out = out, .cache = cache});
     }
     const TestMatrix rows = side.Get(out);
@@ -667,6 +375,50 @@ TEST_F(CudaOpsTest, EntriesAndAttentionInPieces) {
   }
 }
 
+// Each shape of a step's layers has a plan and a work space, which serve all layers of the shape.
+TEST_F(CudaOpsTest, LayersOfTwoShapesRunInOneStep) {
+  constexpr int32_t kRows = 20;
+  constexpr int32_t kWidth = 576;
+  const std::vector<int32_t> blocks = {2, 0, 1};
+  const Scratch::Frame frame(gpu_->arena());
+  const Context c = gpu_->context();
+  const Tensor entries = c.Activations(3 * kBlock, kWidth);
+  c.ops.Copy(c, gpu_->Put(TestMatrix::Random(3 * kBlock, kWidth, random_)), entries);
+  const LayerCache cache = {.data = static_cast<std::byte*>(entries.data),
+                            .dtype = DType::kBF16,
+                            .block_size = kBlock,
+                            .width = kWidth,
+                            .block_stride = int64_t{kBlock} * kWidth,
+                            .num_blocks = 3};
+  struct Shape {
+    MlaShape mla;
+    Tensor q;
+    TestMatrix alone;
+  };
+  std::vector<Shape> shapes;
+  const auto run = [&](const StepInputs& inputs, const Shape& shape) {
+    const Tensor out = c.Activations(kRows, shape.mla.heads * int64_t{shape.mla.latent});
+    c.ops.mla()->DecodeAttention(c, shape.mla, inputs, {.q = shape.q, .out = out, .cache = cache});
+    return gpu_->Get(out);
+  };
+  const auto step = [&] { return OneRequest(c, kRows, 21, Phase::kDecode, blocks); };
+  for (const int32_t heads : {4, 16}) {
+    MlaShape mla = kMla;
+    mla.heads = heads;
+    const Tensor q = c.Activations(kRows, int64_t{heads} * kWidth);
+    c.ops.Copy(c, gpu_->Put(TestMatrix::Random(kRows, heads * kWidth, random_)), q);
+    shapes.push_back({mla, q, TestMatrix(0, 0)});
+    shapes.back().alone = run(step()->inputs(), shapes.back());
+  }
+  const int64_t memory = ops_->memory_version();
+  const auto together = step();
+  for (int layer = 0; layer < 4; ++layer) {
+    const Shape& shape = shapes[static_cast<size_t>(layer) % 2];
+    EXPECT_EQ(run(together->inputs(), shape).values, shape.alone.values) << layer;
+  }
+  EXPECT_EQ(ops_->memory_version(), memory) << "a work space was made again";
+}
+
 TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
   MlaShape wide = kMla;
   wide.nope = 224;  // with the rotated part more than cuDNN takes
@@ -675,11 +427,7 @@ TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
   ops_->mla()->PreparePrompts(wide);
   const Scratch::Frame frame(gpu_->arena());
   const Context c = gpu_->context();
-  const std::vector<int32_t> tokens(3, 0);
-  const std::vector<int32_t> blocks = {0};
-  const OneRequest request(tokens, 0, Phase::kPromptChunk, blocks);
-  const auto inputs = ops_->MakeStepInputs();
-  inputs->Assign(request.layout, request.plan, RowCount::kExact);
+  const auto step = OneRequest(c, 3, 0, Phase::kPromptChunk, {0});
   const int32_t width = kMla.latent + kMla.rope;
   Buffer memory = ops_->Allocate(size_t{kBlock} * width * sizeof(BFloat16));
   const LayerCache cache = {.data = memory.data(),
@@ -692,7 +440,7 @@ TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
                               .out = c.Activations(3, kMla.heads * kMla.value),
                               .cache = cache};
   for (int call = 0; call < 2; ++call) {
-    EXPECT_THROW(ops_->mla()->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args),
+    EXPECT_THROW(ops_->mla()->PromptAttention(c, wide, gpu_->weights().kv_up, step->inputs(), args),
                  Error);
   }
 }

@@ -185,13 +185,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
   const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
   const ResultRows results(context, args.out, DType::kBF16, stream_);
   OUTRIDER_CHECK(q.stride == q.cols && results.rows().stride == results.rows().cols);
-  int top_k = 0;
-  if (args.selected != nullptr) {
-    // The choice is that of the last SelectEntries.
-    OUTRIDER_CHECK(selected_rows_ != nullptr &&
-                   args.selected->counts == selected_rows_->rows.counts);
-    top_k = selected_rows_->top_k;
-  }
+  const int top_k = args.selected != nullptr ? PlanOf(*args.selected).top_k : 0;
   const CompressedKind kind = {.heads = args.heads,
                                .window = args.window,
                                .ratio = args.ratio,

@@ -89,7 +89,7 @@ void CudaOps::Synchronize() const {
 }
 
 void CudaOps::ForgetPlan() const {
-  planned_serial_ = 0;
+  for (auto& [key, work] : decode_work_) work.planned_serial = 0;
   for (auto& [key, work] : gqa_work_) work.planned_serial = 0;
   for (auto& [key, plan] : sparse_plans_) plan.planned_serial = 0;
   for (auto& [key, work] : listed_work_) work.planned_serial = 0;

@@ -255,7 +255,13 @@ class CudaOps : public Ops,
                                     const ExpertWeights& w) const;
   /// What is added to streams: rows, or outputs of experts as they are. Memory of the arena.
   void SetAdd(const Context& context, const HyperAddArgs& args, HyperRowsParams& params) const;
-  void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
+  /// Absorbed attention's work space, of the layers of a cache group with so many heads.
+  struct DecodeWork {
+    MlaDecodeLimits limits = {};
+    DeviceMemory memory;
+    uint64_t planned_serial = 0;  // of the inputs that its plan is of
+  };
+  DecodeWork& DecodeWorkOf(int32_t group, const MlaDecodeLimits& needed) const;
   /// Grouped-query attention's, of a shape and body.
   struct GqaWork {
     GqaLimits limits;
@@ -277,6 +283,8 @@ class CudaOps : public Ops,
   };
   const SparsePlan& PlanSparse(const SelectEntriesArgs& args, const DecodeRequests& requests,
                                int score_rows, uint64_t serial) const;
+  /// The plan of the rows that entries were chosen for.
+  const SparsePlan& PlanOf(const SelectedEntries& selected) const;
   /// Listed attention's work space. Its plan is of some of a step's rows.
   struct ListedWork {
     ListedAttentionLimits limits = {};
@@ -334,15 +342,12 @@ class CudaOps : public Ops,
   mutable StepResults results_;
   mutable bool drafts_read_ = true;  // results_ has all drafts on the host
   mutable CudaRouting routing_;
-  mutable MlaDecodeLimits decode_limits_ = {};
-  mutable DeviceMemory decode_workspace_;
+  mutable std::map<std::pair<int32_t, int>, DecodeWork> decode_work_;  // cache group, heads
   mutable int64_t memory_version_ = 0;
-  mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
   // Heads, heads of entries, window, body.
   mutable std::map<std::tuple<int, int, int, GqaBody>, GqaWork> gqa_work_;
   // Index heads, ratio, top k.
   mutable std::map<std::tuple<int, int, int>, SparsePlan> sparse_plans_;
-  mutable const SparsePlan* selected_rows_ = nullptr;  // of the last SelectEntries
   // Heads, top k.
   mutable std::map<std::pair<int, int>, ListedWork> listed_work_;
   mutable std::map<CompressedKind, CompressedWork> compressed_work_;

@@ -98,10 +98,10 @@ class CudaWeightLoader : public WeightLoader {
   TensorPart OwnPart(TensorPart whole, Cut cut) const;
   MlpParts OwnMlp(const MlpParts& whole) const;
   std::vector<MlpParts> OwnMlps(const std::vector<MlpParts>& wholes) const;
-  /// Of a whole weight [rows, cols].
+  /// How a whole weight [rows, cols] is stored.
   MatrixForm FormOf(WeightFormat format, int64_t rows, int64_t cols) const;
   TensorUpload::MlpForms FormsOf(const std::vector<MlpParts>& wholes) const;
-  /// The same of matrices that are products together.
+  /// How each of two matrices is stored whose products are one.
   MatrixForm SideBySideForm(const TensorPart& a, const TensorPart& b, const TensorPart& part) const;
 
   const WeightSource& source_;

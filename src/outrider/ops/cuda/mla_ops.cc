@@ -139,25 +139,26 @@ void CudaOps::Unabsorb(const Context& context, const MlaShape& s, const KvUpWeig
   results.Finish();
 }
 
-void* CudaOps::DecodeWorkspace(const MlaDecodeLimits& needed) const {
-  MlaDecodeLimits& limits = decode_limits_;
-  const bool fits = needed.heads == limits.heads && needed.max_tokens <= limits.max_tokens &&
+CudaOps::DecodeWork& CudaOps::DecodeWorkOf(int32_t group, const MlaDecodeLimits& needed) const {
+  DecodeWork& work = decode_work_[{group, needed.heads}];
+  MlaDecodeLimits& limits = work.limits;
+  const bool fits = needed.max_tokens <= limits.max_tokens &&
                     needed.max_requests <= limits.max_requests &&
                     needed.max_seq_len <= limits.max_seq_len;
   if (!fits) {
     Synchronize();
-    decode_workspace_ = DeviceMemory();
+    work.memory = DeviceMemory();
     ++memory_version_;
-    planned_serial_ = 0;
+    work.planned_serial = 0;
     limits = {.max_tokens = PowerOfTwo(std::max(needed.max_tokens, limits.max_tokens), 64),
               .max_requests = PowerOfTwo(std::max(needed.max_requests, limits.max_requests), 64),
               .max_seq_len = PowerOfTwo(std::max(needed.max_seq_len, limits.max_seq_len), 4096),
               .heads = needed.heads};
-    decode_workspace_ = DeviceMemory(MlaDecodeWorkspaceBytes(limits), "attention");
-    CheckCuda(cudaMemsetAsync(decode_workspace_.data(), 0, decode_workspace_.bytes(), stream_),
+    work.memory = DeviceMemory(MlaDecodeWorkspaceBytes(limits), "attention");
+    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
               "clearing the work space");
   }
-  return decode_workspace_.data();
+  return work;
 }
 
 void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const StepInputs& inputs,
@@ -190,16 +191,17 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.splits = DefaultMlaSplits(s.heads * context.place().ranks);
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(q.rows * s.heads);
-  void* const workspace = DecodeWorkspace({.max_tokens = params.num_tokens,
-                                           .max_requests = params.num_requests,
-                                           .max_seq_len = requests.max_seq_len,
-                                           .heads = s.heads});
-  // Once for all layers of a step.
-  if (planned_serial_ != Cast(inputs).serial()) {
-    CheckCuda(MlaDecodePlan(params, decode_limits_, workspace, stream_), "the plan of attention");
-    planned_serial_ = Cast(inputs).serial();
+  DecodeWork& work = DecodeWorkOf(args.cache.group, {.max_tokens = params.num_tokens,
+                                                     .max_requests = params.num_requests,
+                                                     .max_seq_len = requests.max_seq_len,
+                                                     .heads = s.heads});
+  // Once for the layers of a step that have one shape.
+  if (work.planned_serial != Cast(inputs).serial()) {
+    CheckCuda(MlaDecodePlan(params, work.limits, work.memory.data(), stream_),
+              "the plan of attention");
+    work.planned_serial = Cast(inputs).serial();
   }
-  CheckCuda(MlaDecode(params, decode_limits_, workspace, stream_), "attention");
+  CheckCuda(MlaDecode(params, work.limits, work.memory.data(), stream_), "attention");
   results.Finish();
 }
 

@@ -8,7 +8,7 @@
 
 namespace outrider::cuda {
 
-/// Of a request that asks for no log-probabilities, without penalties and biases.
+/// The sampling of a request that asks for no log-probabilities, penalties or biases.
 inline RequestSampling SamplingOf(const SamplingParams& params, uint64_t seed) {
   RequestSampling sampling;
   sampling.seed = seed;

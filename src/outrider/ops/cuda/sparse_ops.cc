@@ -93,6 +93,13 @@ const CudaOps::SparsePlan& CudaOps::PlanSparse(const SelectEntriesArgs& args,
   return plan;
 }
 
+const CudaOps::SparsePlan& CudaOps::PlanOf(const SelectedEntries& selected) const {
+  const auto plan = std::ranges::find_if(
+      sparse_plans_, [&](const auto& made) { return made.second.rows.counts == selected.counts; });
+  OUTRIDER_CHECK(plan != sparse_plans_.end(), "entries that were not chosen here");
+  return plan->second;
+}
+
 SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs& inputs,
                                        const SelectEntriesArgs& args) const {
   const DecodeRequests& requests = Cast(inputs).Of(args.keys).decode;
@@ -114,7 +121,6 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   const int64_t scores_stride = scored ? WholeVectors(max_visible) : 4;
   const int score_rows = ScoreRows(score_bytes(), scores_stride);
   const SparsePlan& plan = PlanSparse(args, requests, score_rows, Cast(inputs).serial());
-  selected_rows_ = &plan;
 
   IndexScoresParams scores;
   scores.step_rows = rows;
@@ -179,10 +185,8 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
                                 const SelectedAttentionArgs& args) const {
   const int rows = Int(args.q.rows);
   if (rows == 0) return;
-  // The choice is that of the last SelectEntries.
-  OUTRIDER_CHECK(selected_rows_ != nullptr &&
-                 args.selected->counts == selected_rows_->rows.counts &&
-                 args.first_row + rows <= selected_rows_->max_rows);
+  const SparsePlan& selected_rows = PlanOf(*args.selected);
+  OUTRIDER_CHECK(args.first_row + rows <= selected_rows.max_rows);
   const bool codes = args.entries.dtype == DType::kF8E4M3;
   OUTRIDER_CHECK(args.entries.width == kMlaKeyDim && args.entries.code_bytes == 0 &&
                  !args.entries.has_scales && (codes || args.entries.dtype == DType::kBF16));
@@ -196,7 +200,7 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.first_row = args.first_row;
   params.num_rows = rows;
   params.heads = args.heads;
-  params.rows = selected_rows_->rows;
+  params.rows = selected_rows.rows;
   params.q = q.data;
   params.lists = args.selected->entries;
   params.lists_stride = args.selected->stride;
@@ -205,15 +209,15 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.softmax_scale = args.softmax_scale;
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(int64_t{rows} * args.heads);
-  ListedWork& work = ListedWorkOf(args.heads, rows, selected_rows_->top_k);
+  ListedWork& work = ListedWorkOf(args.heads, rows, selected_rows.top_k);
   // Once for all layers of a step whose rows are attended to in one call.
   const uint64_t serial = Cast(inputs).serial();
-  if (work.planned_serial != serial || work.planned_rows != selected_rows_ ||
+  if (work.planned_serial != serial || work.planned_rows != &selected_rows ||
       work.planned_first != args.first_row || work.planned_count != rows) {
     CheckCuda(ListedAttentionPlan(params, work.limits, work.memory.data(), stream_),
               "the plan of attention");
     work.planned_serial = serial;
-    work.planned_rows = selected_rows_;
+    work.planned_rows = &selected_rows;
     work.planned_first = args.first_row;
     work.planned_count = rows;
   }

@@ -137,7 +137,7 @@ struct MatMulParams {
   const void* x = nullptr;  // bf16 [rows, k]; with x_rows: [x_size, k]; 16-byte aligned
   int64_t x_stride = 0;     // elements, a multiple of 8
   // Optional, in device memory: row r reads x[x_rows[r]]; numbers are in [0, x_size). For a few
-  // rows: such rows are loaded one by one, and from about 32 on GatherRows first is faster.
+  // rows: such rows are loaded one by one, and from about 32 on CopyRows first is faster.
   const int32_t* x_rows = nullptr;
   int x_size = 0;
   PackedWeight w;

@@ -53,9 +53,6 @@ struct MlaCounters {
 
 inline constexpr int kMlaFirstPart = 1 << 30;
 
-__device__ __forceinline__ bool IsFirstPart(const MlaItem& item) {
-  return item.partial_unit >= kMlaFirstPart;
-}
 __device__ __forceinline__ bool IsSecondPart(const MlaItem& item) { return item.partial_unit < -1; }
 
 inline constexpr int kMlaUnitRows = 16;

@@ -1,5 +1,5 @@
-// Merging and gathering take a warp per row, entering the cache a block per row and a second one
-// for the row's query. Sums are those of row_values.cuh, the same for every row count.
+// A block per row, and a second one for the row's query. Sums are those of row_values.cuh, the same
+// for every row count.
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
@@ -12,25 +12,6 @@ constexpr int kThreads = 128;
 constexpr int kLatent = 512;
 constexpr int kRotary = 64;
 constexpr int kMaxQueryColumns = 2048;
-
-int BlocksFor(int rows) { return (rows * 32 + kThreads - 1) / kThreads; }
-
-/// Eight bf16 in one load.
-__device__ __forceinline__ void LoadEight(const __nv_bfloat16* source, float (&values)[8]) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(source);
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(words[i] << 16);
-    values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-  }
-}
-
-__device__ __forceinline__ void StoreEight(__nv_bfloat16* destination, const float (&values)[8]) {
-  *reinterpret_cast<uint4*>(destination) =
-      make_uint4(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
-                 PackBf16(values[4], values[5]), PackBf16(values[6], values[7]));
-}
 
 __device__ __forceinline__ void StoreOne(__nv_bfloat16* destination, float value) {
   *destination = __float2bfloat16_rn(value);
@@ -128,51 +109,6 @@ __global__ void __launch_bounds__(kThreads) WriteLatentKernel(const LatentWriteP
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    MergeKernel(const __nv_bfloat16* a, const float* lse_a, const __nv_bfloat16* b,
-                const float* lse_b, int num_rows, int width, __nv_bfloat16* output, float* lse) {
-  LaunchDependents();
-  WaitForPriorGrid();
-  const int row = (blockIdx.x * kThreads + threadIdx.x) / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= num_rows) return;
-  const float x = lse_a[row];
-  const float y = lse_b[row];
-  __syncwarp();
-  const float top = fmaxf(x, y);
-  const bool empty = top == -INFINITY;
-  const float weight_x = empty ? 0.0f : expf(x - top);
-  const float weight_y = empty ? 0.0f : expf(y - top);
-  const float sum = weight_x + weight_y;
-  const float factor_x = empty ? 0.0f : weight_x / sum;
-  const float factor_y = empty ? 0.0f : weight_y / sum;
-  for (int column = lane * 8; column < width; column += 256) {
-    const int64_t at = static_cast<int64_t>(row) * width + column;
-    float left[8], right[8];
-    LoadEight(a + at, left);
-    LoadEight(b + at, right);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      // A side without keys may hold anything.
-      const float from_x = factor_x == 0.0f ? 0.0f : __fmul_rn(left[i], factor_x);
-      left[i] = factor_y == 0.0f ? from_x : __fmaf_rn(right[i], factor_y, from_x);
-    }
-    StoreEight(output + at, left);
-  }
-  if (lane == 0) lse[row] = empty ? -INFINITY : top + logf(sum);
-}
-
-__global__ void __launch_bounds__(kThreads)
-    GatherKernel(const uint4* input, const int* rows, int num_rows, int chunks, uint4* output) {
-  LaunchDependents();
-  WaitForPriorGrid();
-  const int row = (blockIdx.x * kThreads + threadIdx.x) / 32;
-  if (row >= num_rows || rows[row] < 0) return;
-  const uint4* source = input + static_cast<int64_t>(rows[row]) * chunks;
-  uint4* destination = output + static_cast<int64_t>(row) * chunks;
-  for (int i = threadIdx.x % 32; i < chunks; i += 32) destination[i] = source[i];
-}
-
 void Check(const LatentWriteParams& params) {
   if (params.num_rows < 0) {
     RefuseArgument("WriteLatentRows: num_rows is ", params.num_rows, ", it must not be negative");
@@ -219,26 +155,6 @@ cudaError_t WriteLatentRows(const LatentWriteParams& params, cudaStream_t stream
   }
   return e4m3 ? LaunchWrite<__nv_bfloat16, __nv_fp8_e4m3>(params, stream)
               : LaunchWrite<__nv_bfloat16, __nv_bfloat16>(params, stream);
-}
-
-cudaError_t MergeAttentionRows(const void* a, const float* lse_a, const void* b, const float* lse_b,
-                               int num_rows, int width, void* output, float* lse,
-                               cudaStream_t stream) {
-  if (num_rows < 0 || width <= 0 || width % 8 != 0) return cudaErrorInvalidValue;
-  if (num_rows == 0) return cudaSuccess;
-  return LaunchDependent(MergeKernel, dim3(BlocksFor(num_rows)), dim3(kThreads), 0, stream,
-                         static_cast<const __nv_bfloat16*>(a), lse_a,
-                         static_cast<const __nv_bfloat16*>(b), lse_b, num_rows, width,
-                         static_cast<__nv_bfloat16*>(output), lse);
-}
-
-cudaError_t GatherRows(const void* input, const int* rows, int num_rows, int width, void* output,
-                       cudaStream_t stream) {
-  if (num_rows < 0 || width <= 0 || width % 8 != 0) return cudaErrorInvalidValue;
-  if (num_rows == 0) return cudaSuccess;
-  return LaunchDependent(GatherKernel, dim3(BlocksFor(num_rows)), dim3(kThreads), 0, stream,
-                         static_cast<const uint4*>(input), rows, num_rows, width / 8,
-                         static_cast<uint4*>(output));
 }
 
 }  // namespace outrider::cuda

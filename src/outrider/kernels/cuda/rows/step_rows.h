@@ -1,6 +1,5 @@
-// Device operations on the rows of a step around MLA attention: what enters the latent cache,
-// merging two attention results by log-sum-exp, gathering rows. Sums go in a fixed order, so a
-// row's bits do not depend on the other rows.
+// What the rows of a step leave in the latent cache. Sums go in a fixed order, so a row's bits do
+// not depend on the other rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -51,17 +50,5 @@ struct LatentWriteParams {
 /// writes both to the row's cache slot, rounded once; normalises q likewise. Throws Error for
 /// parameters outside the ranges above; otherwise returns what the launch returned.
 cudaError_t WriteLatentRows(const LatentWriteParams& params, cudaStream_t stream);
-
-/// output = (e^lse_a * a + e^lse_b * b) / (e^lse_a + e^lse_b) per row of bf16 [num_rows, width];
-/// lse = ln(e^lse_a + e^lse_b). A side with lse -inf leaves the other side's bits alone. `width` is
-/// a multiple of 8; `output` and `lse` may be `a` and `lse_a`.
-cudaError_t MergeAttentionRows(const void* a, const float* lse_a, const void* b, const float* lse_b,
-                               int num_rows, int width, void* output, float* lse,
-                               cudaStream_t stream);
-
-/// output[i] = input[rows[i]] for bf16 rows of `width` values, a multiple of 8. Negative entries of
-/// `rows` leave their output row alone.
-cudaError_t GatherRows(const void* input, const int* rows, int num_rows, int width, void* output,
-                       cudaStream_t stream);
 
 }  // namespace outrider::cuda
