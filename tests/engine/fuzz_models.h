@@ -163,6 +163,11 @@ constexpr std::array kGpuV4Models = {
     ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
 };
 
+constexpr std::array kGpuHybridModels = {
+    ModelChoice{"Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
+    ModelChoice{"Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
+};
+
 inline bool IsV4(const ModelChoice& model) {
   return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
 }
@@ -210,10 +215,10 @@ class Models {
         o.checkpoint = on_gpu() ? gpu_glm5_model_.directory() : small_glm5_model_.directory();
         break;
       case Shape::kLing:
-        o.checkpoint = small_ling_.directory();
+        o.checkpoint = on_gpu() ? gpu_ling_.directory() : small_ling_.directory();
         break;
       case Shape::kKimi:
-        o.checkpoint = small_kimi_.directory();
+        o.checkpoint = on_gpu() ? gpu_kimi_.directory() : small_kimi_.directory();
         break;
       case Shape::kInt4:
         if (!int4_model_) int4_model_.emplace();
@@ -248,6 +253,8 @@ class Models {
     if (arguments_.sparse && on_gpu())
       return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (arguments_.v4 && on_gpu()) return kGpuV4Models.at(static_cast<size_t>(Uniform(0, 1)));
+    if (arguments_.hybrid && on_gpu())
+      return kGpuHybridModels.at(static_cast<size_t>(Uniform(0, 1)));
     if (arguments_.hybrid) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (arguments_.v4) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
@@ -274,6 +281,8 @@ class Models {
   SmallSparseModel gpu_glm5_model_{kSmallVocab, kGpuGlm5Sizes};
   SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
   SmallHybridModel small_kimi_{SmallKimiConfig(kSmallVocab)};
+  SmallHybridModel gpu_ling_{WithGpuHeads(SmallLingConfig(kSmallVocab))};
+  SmallHybridModel gpu_kimi_{WithGpuHeads(SmallKimiConfig(kSmallVocab))};
   SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
   std::optional<Int4TinyModel> int4_model_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};

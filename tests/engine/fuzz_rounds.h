@@ -81,9 +81,10 @@ class Rounds {
         models_(arguments_, random_),
         options_(arguments_, models_, random_),
         ops_(MakeDeviceOps(arguments.device)),
-        own_rank_ops_(arguments_.ranks == 1
-                          ? MakeRankOps(DeviceKind::kCpu, {})
-                          : MakeRankOps(arguments.device, DevicesOf(arguments_.ranks), arguments_.divided)),
+        own_rank_ops_(
+            arguments_.ranks == 1
+                ? MakeRankOps(DeviceKind::kCpu, {})
+                : MakeRankOps(arguments.device, DevicesOf(arguments_.ranks), arguments_.divided)),
         rank_ops_(PointersTo(own_rank_ops_)),
         disturbances_(DisturbancesOf(DisturbedOps())) {}
 

@@ -263,12 +263,14 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
   if (has_columns) TakeStreams<kRows>(params, first_row, rows, column, x);
   if constexpr (kSums > 0) {
     constexpr bool kMixes = kSums == kHyperSums;
-    constexpr int kColumnsBarrier = 1;
+    constexpr int kColumnsBarrier = 1;  // threads with columns
+    constexpr int kBlockBarrier = 2;    // all threads
+    constexpr int kBlockThreads = kThreads + (kRows == 1 ? 32 : 0);
     const auto add_weights = [&](int r) {
       return params.weights + int64_t{first_row + r} * kHyperWeights;
     };
     if (kRows == 1 && warp == kWarps) {
-      __syncthreads();
+      NamedSync(kBlockBarrier, kBlockThreads);
       ClusterArrive();
       ClusterWait();
       const bool gives = kMixes && rank == 0;
@@ -284,7 +286,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
     if (has_columns) AddProducts<kRows, kSums, kEarly>(params, column, early, x, sums);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) shared.warp_sums[r][warp][lane] = SumByLane(sums[r]);
-    __syncthreads();
+    NamedSync(kBlockBarrier, kBlockThreads);
     if (warp < kRows) {  // a row each
       float sum = shared.warp_sums[warp][0][lane];
 #pragma unroll
