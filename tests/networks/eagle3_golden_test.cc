@@ -220,8 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(kAllKvCacheForms)),
     [](const auto& test) {
       std::string name = std::get<0>(test.param).drafter;
-      std::ranges::replace_if(
-          name, [](char c) { return c == '-' || c == '.'; }, '_');
+      std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');
       return fmt::format("{}_{}", name, KvCacheFormName(std::get<1>(test.param)));
     });
 

@@ -53,8 +53,8 @@ class TokenRefs : public std::span<const TokenRef> {
   constexpr TokenRefs() = default;
   constexpr TokenRefs(std::span<const TokenRef> tokens) : span(tokens) {}  // NOLINT: a view
   template <std::ranges::contiguous_range Tokens>
-  requires std::same_as<std::ranges::range_value_t<Tokens>, int32_t> TokenRefs(
-      const Tokens& tokens)  // NOLINT: a view
+    requires std::same_as<std::ranges::range_value_t<Tokens>, int32_t>
+  TokenRefs(const Tokens& tokens)  // NOLINT: a view
       : span(reinterpret_cast<const TokenRef*>(std::ranges::data(tokens)),
              std::ranges::size(tokens)) {}
 };

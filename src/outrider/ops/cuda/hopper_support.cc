@@ -23,7 +23,7 @@ const Attention* AttentionOf(const LayerSpec& layer) {
 /// A rule about one number of layers that have such an attention or MLP.
 template <auto kNumber>
 struct NumberOf;
-template <typename Spec, int64_t Spec::*kNumber>
+template <typename Spec, int64_t Spec::* kNumber>
 struct NumberOf<kNumber> {
   static std::optional<Asked> In(const LayerSpec& layer) {
     const Spec* spec = nullptr;
@@ -112,7 +112,7 @@ const IndexerSpec* IndexerOf(const LayerSpec& layer) {
 }
 
 /// A rule about one number of layers that have an indexer.
-template <int64_t IndexerSpec::*kNumber>
+template <int64_t IndexerSpec::* kNumber>
 std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
   const IndexerSpec* indexer = IndexerOf(layer);
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);

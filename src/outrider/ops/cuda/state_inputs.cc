@@ -58,7 +58,7 @@ void StateInputs::AddCheckpoints(const RequestRows& request, KdaRequest& made) {
   made.end_checkpoint = static_cast<int32_t>(checkpoint_tokens_.size());
 }
 
-size_t StateInputs::AddPages(StagedArrays& arrays, const std::vector<int32_t> StateTables::*pages,
+size_t StateInputs::AddPages(StagedArrays& arrays, const std::vector<int32_t> StateTables::* pages,
                              int stride, size_t count) {
   numbers_.clear();
   for (const RequestRows& request : rows_) {

@@ -35,7 +35,7 @@ class StateInputs {
  private:
   void AddCheckpoints(const RequestRows& request, KdaRequest& made);
   /// A row of pages of each request.
-  size_t AddPages(StagedArrays& arrays, const std::vector<int32_t> StateTables::*pages, int stride,
+  size_t AddPages(StagedArrays& arrays, const std::vector<int32_t> StateTables::* pages, int stride,
                   size_t count);
 
   std::span<const RequestRows> rows_;
