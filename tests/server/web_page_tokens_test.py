@@ -191,22 +191,26 @@ class TokensTest(PageTest):
             self.assertGreater(told["schedule"], 5)
             self.assertEqual(self.shown_limits(), told)
             self.assertIn("by batch size", page.one("[data-limit=schedule]").text)
-            page.one("#open-settings").click()
-            self.assertIn("by batch size", page.one(".draft-note").text)
+            self.assertIn("by batch size", self.draft_notes()[0])
             page.one(".drawer-head button").click()
             page.open(none)
             page.run("""localStorage.setItem("outrider.settings", '{"k":3}')""")  # of a server before it
             page.open(none)
             page.ask(QUESTION)
             self.assertIn("num_speculative_tokens is 0", page.wait(lambda: page.one(".draft-limits").text))
-            page.one("#open-settings").click()
-            notes = [note.text for note in page.all(".draft-note")]
+            notes = self.draft_notes()
             page.one(".drawer-head button").click()
             self.assertIn("k = 3 was chosen for another server", notes[0])
             self.assertIn("This server drafts nothing: num_speculative_tokens is 0.", notes[1])
         finally:
             few.stop()
             none.stop()
+
+    def draft_notes(self):
+        """Opens the settings, which slide in: a text is "" until it can be seen."""
+        self.page.one("#open-settings").click()
+        self.page.wait(lambda: self.page.one(".draft-note").text)
+        return [note.text for note in self.page.all(".draft-note")]
 
     def limits(self, answer):
         """Steps with fewer drafts than k by what limited them, as the stream told."""
