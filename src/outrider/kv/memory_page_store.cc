@@ -23,7 +23,7 @@ MemoryPageStore::MemoryPageStore(int32_t num_places, int64_t page_bytes, Allocat
     : num_places_(num_places), page_bytes_(page_bytes), allocate_(std::move(allocate)) {
   OUTRIDER_CHECK(num_places > 0 && page_bytes > 0 && piece_bytes > 0);
   places_of_piece_ = std::clamp(PlacesIn(piece_bytes, page_bytes), 1, num_places);
-  pieces_.resize(static_cast<size_t>((num_places - 1) / places_of_piece_ + 1));
+  pieces_.resize(static_cast<size_t>((num_places - 1) / places_of_piece_) + 1);
 }
 
 void MemoryPageStore::TakePiece(size_t piece) {

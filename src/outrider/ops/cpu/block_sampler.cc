@@ -56,7 +56,8 @@ void CpuBlockSampler::EmbedBefore(const Context& /*context*/, const TokenTable& 
   const RowRange rows = rows_of(step);
   OUTRIDER_CHECK(x.rows == rows.count);
   for (int32_t i = 0; i < rows.count; ++i) {
-    const TokenBefore& before = draws_.before[static_cast<size_t>(rows.first + i)];
+    const int32_t draw = rows.first + i;
+    const TokenBefore& before = draws_.before[static_cast<size_t>(draw)];
     OUTRIDER_CHECK(before.draw < rows.first, "a token of its own step");
     const TokenRef& token =
         before.draw < 0 ? before.token : tokens_[static_cast<size_t>(before.draw)];
