@@ -57,7 +57,7 @@ void RequestSlot::Take(size_t first, std::span<const int32_t> eos_token_ids,
   OUTRIDER_CHECK(first <= tokens.size());
   size_t next = first;
   for (const int32_t token : result.verified.tokens) {
-    if (next == tokens.size()) tokens.push_back(token);
+    if (next == tokens.size()) tokens.emplace_back(token);
     tokens[next++] = token;
     ended = EndBy(sampling(), eos_token_ids, token) != TokenEnd::kGoesOn ||
             std::cmp_greater_equal(next, parameters->max_total_tokens);
