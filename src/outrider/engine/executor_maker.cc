@@ -166,6 +166,7 @@ void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
     std::mutex mutex;
     std::exception_ptr first_error;
     std::vector<std::jthread> threads;
+    threads.reserve(weights_.size());
     for (size_t r = 0; r < weights_.size(); ++r) {
       threads.emplace_back([&, r] {
         const Device& device = devices_[r];
