@@ -11,6 +11,8 @@ It prints, for each instruction set, how many of the values of each layer, of th
 logits have the engine's bits. Exit status 1: some have not. Instruction sets that the machine lacks
 are named and left out; 2: it has none of them.
 
+Longer than most files: every sum of a layer is written out, with nothing of the engine's.
+
 Each layer starts from the engine's output of the layer before it, so a difference stays where it
 arose. --chain starts from the embeddings alone.
 

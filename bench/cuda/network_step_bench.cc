@@ -18,6 +18,8 @@
 // arithmetic that they need,
 // by time. --kernels: instead, the kernels of one repeated pass of each case, or of one run of its
 // prompts, as CUPTI records them, by kernel and grid (a pass is a little slower then).
+//
+// Longer than most files: configs of five networks stand here.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

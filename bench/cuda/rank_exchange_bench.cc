@@ -62,7 +62,7 @@ Microseconds TimeRows(const Context& context, const CudaOps& ops, int64_t rows, 
   std::vector<double> launched;
   for (int run = 0; run < kRuns + 2; ++run) {
     ops.Synchronize();
-    ranks.LeastOf(0);
+    ranks.Meet();
     CheckCuda(cudaEventRecord(begin, ops.stream()), "an event");
     replayer->Run(RunKey(), {}, exchange);
     CheckCuda(cudaEventRecord(end, ops.stream()), "an event");
@@ -72,7 +72,7 @@ Microseconds TimeRows(const Context& context, const CudaOps& ops, int64_t rows, 
     if (run >= 2) recorded.push_back(1e3 * milliseconds / kExchanges);
   }
   for (int run = 0; run < kRuns; ++run) {
-    ranks.LeastOf(0);
+    ranks.Meet();
     const auto start = std::chrono::steady_clock::now();
     exchange();
     ops.Synchronize();

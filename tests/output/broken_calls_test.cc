@@ -1,5 +1,6 @@
 // Calls with marks that are missing, misspelt or said twice: the next mark tells what was meant. No
-// argument gets another's value, and no mark gets into a name or an argument.
+// argument gets another's value, and no mark gets into a name or an argument. One case per fault
+// makes it long.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

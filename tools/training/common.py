@@ -1,4 +1,6 @@
-"""Shared parts of the reference-checkpoint trainers: corpus, tokenizer, training loop, evaluation, export, golden files."""
+"""Shared parts of the reference-checkpoint trainers: corpus, tokenizer, training loop, evaluation, export, golden files.
+
+Longer than most files: what five trainers share stands once."""
 import argparse, json, math, os, random, shutil, sys, time
 from concurrent.futures import ProcessPoolExecutor
 

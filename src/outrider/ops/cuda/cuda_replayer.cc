@@ -48,7 +48,7 @@ void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inp
     ++counts_.repeated;
   }
   CheckCuda(cudaGraphLaunch(graph.executable, ops_.stream()), "a recorded step");
-  if (ranks_ != nullptr) ranks_->LeastOf(0);  // all have launched it
+  if (ranks_ != nullptr) ranks_->Meet();  // all have launched it
   // The work space holds a plan of these inputs now.
   ops_.ForgetPlan();
 }
@@ -90,7 +90,7 @@ cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
     // No GPU waits for another's while a host makes memory for its own.
     CheckCuda(cudaGraphUpload(executable, ops_.stream()), "recording a step");
     ops_.Synchronize();
-    ranks_->LeastOf(0);
+    ranks_->Meet();
   }
   return executable;
 }

@@ -33,6 +33,8 @@ class DeviceCommunicator : public Communicator {
 
   /// The least of the ranks' numbers.
   int32_t LeastOf(int32_t number);
+  /// Returns when the threads of all ranks are here.
+  void Meet() { LeastOf(0); }
 
   // Recorded steps.
 

@@ -77,7 +77,7 @@ void NcclCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
     OUTRIDER_CHECK(recorded_.back().bytes() >= ranks * bytes, "a gather was not measured");
     all = recorded_.back().As<std::byte>();
   } else {
-    LeastOf(0);  // all are there
+    Meet();
     Measure(rows);
     if (posts_.bytes() < ranks * bytes) {
       ops_.Synchronize();

@@ -157,7 +157,7 @@ void PeerCommunicator::ReserveRecorded(size_t bytes) {
   CheckCuda(cudaMemsetAsync(post->memory.data(), 0, kCountersBytes, ops_.stream()), "counters");
   ops_.Synchronize();
   own.push_back(std::move(post));
-  LeastOf(0);  // the others' are there
+  Meet();  // the others' are there
 }
 
 std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices) {

@@ -14,10 +14,6 @@ constexpr int kMaxHidden = 8192;
 constexpr int kManyRows = 32;
 constexpr int kRowsTogether = 4;
 
-/// Of a single row a warp more makes the weights of the addition.
-template <int kRows, int kThreads, int kSums>
-inline constexpr int kBlockThreads = kThreads + (kRows == 1 && kSums > 0 ? 32 : 0);
-
 /// Columns of fn that a thread holds early, where registers last.
 constexpr int EarlyColumns(int rows, int threads, int sums) {
   if (rows > 1) return 0;
@@ -25,7 +21,7 @@ constexpr int EarlyColumns(int rows, int threads, int sums) {
 }
 
 template <int kRows, int kThreads, int kSums>
-__global__ void __launch_bounds__(kBlockThreads<kRows, kThreads, kSums>)
+__global__ void __launch_bounds__(kHyperThreads<kRows, kThreads, kSums>)
     HyperRowsKernel(const __grid_constant__ HyperRowsParams params) {
   __shared__ HyperShared<kRows, kThreads> shared;
   LaunchDependents();
@@ -44,7 +40,7 @@ cudaError_t Launch(const HyperRowsParams& params, cudaStream_t stream) {
   const int clusters = (params.num_rows + kRows - 1) / kRows;
   return LaunchClusters(HyperRowsKernel<kRows, kThreads, kSums>, kHyperBlocks,
                         dim3(static_cast<unsigned>(clusters * kHyperBlocks)),
-                        dim3(kBlockThreads<kRows, kThreads, kSums>), 0, stream, params);
+                        dim3(kHyperThreads<kRows, kThreads, kSums>), 0, stream, params);
 }
 
 template <int kSums>

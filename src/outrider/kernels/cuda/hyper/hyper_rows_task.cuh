@@ -15,6 +15,10 @@ inline constexpr int kHyperBlocks =
     8;  // of a cluster: part of a row's arithmetic, as it is for ever
 inline constexpr int kHyperSumRoom = 32;  // sums of a row, its squares and room
 
+/// Threads of a block: of a single row a warp more makes the weights of the addition.
+template <int kRows, int kThreads, int kSums>
+inline constexpr int kHyperThreads = kThreads + (kRows == 1 && kSums > 0 ? 32 : 0);
+
 /// kRows: of a cluster. kThreads: of a block, with columns; four times as many columns are its
 /// segment at most.
 template <int kRows, int kThreads>
@@ -265,7 +269,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
     constexpr bool kMixes = kSums == kHyperSums;
     constexpr int kColumnsBarrier = 1;  // threads with columns
     constexpr int kBlockBarrier = 2;    // all threads
-    constexpr int kBlockThreads = kThreads + (kRows == 1 ? 32 : 0);
+    constexpr int kBlockThreads = kHyperThreads<kRows, kThreads, kSums>;
     const auto add_weights = [&](int r) {
       return params.weights + int64_t{first_row + r} * kHyperWeights;
     };

@@ -27,8 +27,9 @@ __device__ __forceinline__ float* RowPiece(const KdaMemory& memory, const int32_
 }
 
 /// The kept row of a position: query, key and value before the convolution, the finished key,
-/// decays, what the row adds to the state along the key.
-__device__ __forceinline__ float* KeptRow(float* rows, int position) {
+/// decays, what the row adds to the state along the key. Number: float, or const float.
+template <typename Number>
+__device__ __forceinline__ Number* KeptRow(Number* rows, int position) {
   return rows + position % kKeptStateRows * (6 * kKdaDim);
 }
 

@@ -45,7 +45,7 @@ struct RowSource {
       const int row = position - (request.context - (kKdaConv - 1));
       return restored[(row * 3 + part) * kKdaDim + channel];
     }
-    return kept[position % kKeptStateRows * (6 * kKdaDim) + part * kKdaDim + channel];
+    return KeptRow(kept, position)[part * kKdaDim + channel];
   }
 
   __device__ __forceinline__ float Convolve(int part, int position, const float4& taps) const {
