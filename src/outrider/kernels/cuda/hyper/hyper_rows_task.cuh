@@ -268,13 +268,18 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
   if constexpr (kSums > 0) {
     constexpr bool kMixes = kSums == kHyperSums;
     constexpr int kColumnsBarrier = 1;  // threads with columns
-    constexpr int kBlockBarrier = 2;    // all threads
-    constexpr int kBlockThreads = kHyperThreads<kRows, kThreads, kSums>;
     const auto add_weights = [&](int r) {
       return params.weights + int64_t{first_row + r} * kHyperWeights;
     };
-    if (kRows == 1 && warp == kWarps) {
-      NamedSync(kBlockBarrier, kBlockThreads);
+    const bool is_warp_more = kRows == 1 && warp == kWarps;
+    if (!is_warp_more) {
+      float sums[kRows][kHyperSumRoom] = {};
+      if (has_columns) AddProducts<kRows, kSums, kEarly>(params, column, early, x, sums);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) shared.warp_sums[r][warp][lane] = SumByLane(sums[r]);
+    }
+    __syncthreads();  // in one place of the code for all
+    if (is_warp_more) {
       ClusterArrive();
       ClusterWait();
       const bool gives = kMixes && rank == 0;
@@ -286,11 +291,6 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
       ClusterWait();
       return;
     }
-    float sums[kRows][kHyperSumRoom] = {};
-    if (has_columns) AddProducts<kRows, kSums, kEarly>(params, column, early, x, sums);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) shared.warp_sums[r][warp][lane] = SumByLane(sums[r]);
-    NamedSync(kBlockBarrier, kBlockThreads);
     if (warp < kRows) {  // a row each
       float sum = shared.warp_sums[warp][0][lane];
 #pragma unroll
