@@ -106,8 +106,15 @@ class Rounds {
     // A GPU is served over a thread of its own.
     options.queued = arguments_.late ? round_seed % 2 == 0 : models_.on_gpu();
     if (arguments_.late && !options.queued) options.late_seed = round_seed;
-    const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
-    if (arguments_.late && !models_.on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
+    std::vector<std::unique_ptr<Ops>> keeping_ops;
+    if (arguments_.late && !models_.on_gpu() && !IsV4(model)) {
+      for (int32_t rank = 0; rank < arguments_.ranks; ++rank) {
+        keeping_ops.push_back(
+            std::make_unique<TokenKeepingOps>(cpu::GetCpuOps(SelectIsa()).kernels()));
+      }
+      options.ops = keeping_ops.front().get();
+      options.rank_ops = PointersTo(keeping_ops);
+    }
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
       options.make_executor = [this, round_seed](std::vector<RankParts> parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);

@@ -99,6 +99,36 @@ TEST_P(LateStepsTest, TokensStayOnTheDevice) {
   }
 }
 
+// Every rank draws by itself: what a rank has not drawn, or its host has not read, is found.
+TEST_P(LateStepsTest, TokensStayOnTheDevicesOfRanks) {
+  std::vector<GenerationRequest> requests = TrainedRequests(8, 30);
+  requests[0].grammar.grammar = CompileText(GrammarKind::kRegex, "[0-9]{1,3}( [0-9]{1,2}){6}");
+  requests[1].sampling.presence_penalty = 0.5F;
+  for (size_t i = 0; i < 2; ++i) requests[i].sampling.max_tokens = 5;
+  requests[3].sampling.prompt_logprobs = 1;
+  requests[4].sampling.temperature = 0.8F;
+  const auto alone = RunAlone(requests, GetParam());
+  for (const int32_t ranks : {2, 4}) {
+    std::vector<std::unique_ptr<TokenKeepingOps>> ops;
+    TestEngineOptions options = {.drafter = GetParam(), .ranks = ranks};
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      ops.push_back(std::make_unique<TokenKeepingOps>(cpu::GetCpuOps(SelectIsa()).kernels()));
+      options.rank_ops.push_back(ops.back().get());
+    }
+    options.ops = ops.front().get();
+    for (const bool queued : {false, true}) {
+      options.queued = queued;
+      options.late_seed = queued ? std::nullopt : std::optional<uint32_t>(7);
+      ExpectEqual(RunJoining(*MakeTestEngine(options), requests), alone);
+    }
+    for (const auto& own : ops) {
+      EXPECT_GT(own->num_later(), 8);
+      EXPECT_EQ(own->num_later(), ops.front()->num_later());
+      EXPECT_EQ(own->num_kept(), ops.front()->num_kept());
+    }
+  }
+}
+
 // Tokens that are there while the next step is being launched are handed out then. What the step
 // gives does not depend on when its launch was interrupted.
 TEST_P(LateStepsTest, TokensAreReadWhileTheNextStepIsLaunched) {

@@ -37,7 +37,7 @@ enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake, kBlock, kEagle
 
 struct TestEngineOptions {
   const Ops* ops = nullptr;               // null: the best of this machine's processor
-  std::vector<const Ops*> rank_ops = {};  // of several ranks on GPUs, of each; else empty
+  std::vector<const Ops*> rank_ops = {};  // of several ranks, of each; empty: `ops` of all
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   /// kEagle3; with random weights if there are no others.
@@ -222,9 +222,13 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   return inside;
 }
 
+inline bool HasGpuRanks(const TestEngineOptions& options) {
+  return !options.rank_ops.empty() && options.rank_ops.front()->name() == "cuda";
+}
+
 inline std::vector<std::unique_ptr<Communicator>> MakeTestCommunicators(
     const TestEngineOptions& options) {
-  if (options.ranks == 1 || options.rank_ops.empty()) {
+  if (options.ranks == 1 || !HasGpuRanks(options)) {
     return MakeThreadCommunicators(options.ranks, options.rank_seconds);
   }
   return MakeRankCommunicators(DeviceKind::kCuda, options.rank_ops, options.rank_seconds);
@@ -265,7 +269,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     if (options.late_executor != nullptr) *options.late_executor = late.get();
     parts.executor = std::move(late);
   }
-  if (!options.rank_ops.empty()) parts.gpu.emplace();
+  if (HasGpuRanks(options)) parts.gpu.emplace();
   if (options.tells_experts) parts.routed = RoutedShapeOf(ReadModelConfig(options.checkpoint));
   const int64_t page_bytes = parts.executor->page_bytes();
   if (options.make_page_store) {

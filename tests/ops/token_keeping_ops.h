@@ -159,7 +159,12 @@ class TokenKeepingOps : public cpu::CpuOps {
       }
       inner_->Verify(context, rows, now);
       head_seconds_ = inner_->head_seconds();
-      for (size_t i = 0; i < now.size(); ++i) Keep(now[i], rows);
+      // On a GPU every rank draws by itself.
+      gives_results_ = context.place().rank == 0;
+      for (size_t i = 0; i < now.size() && gives_results_; ++i) Keep(now[i], rows);
+      if (context.place().ranks > 1) {
+        context.ranks->Broadcast(0, std::as_writable_bytes(std::span(ops_.on_device_)));
+      }
       launched_.emplace_back(requests.begin(), requests.end());
       copies_.push_back(ops_.on_device_);
       ++ops_.num_later_;
@@ -169,7 +174,7 @@ class TokenKeepingOps : public cpu::CpuOps {
     void Wait(Ticket ticket) override {
       OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
       if (ops_.results_are_there_) ++ops_.num_read_while_launching_;
-      for (size_t i = 0; i < later_.front().size(); ++i) {
+      for (size_t i = 0; i < later_.front().size() && gives_results_; ++i) {
         const VerifyRequest& request = launched_.front()[i];
         OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
         *request.result = later_.front()[i];
@@ -229,6 +234,7 @@ class TokenKeepingOps : public cpu::CpuOps {
     std::deque<std::vector<VerifyRequest>> launched_;
     Ticket last_launched_ = 0;
     Ticket last_waited_ = 0;
+    bool gives_results_ = false;               // on the first rank
     std::deque<std::vector<int32_t>> copies_;  // of what was kept when these were drawn
   };
 

@@ -32,7 +32,7 @@ class LogitsPass {
   void Verify(const StepLayout& step, Tensor hidden);
 
   /// Begins the same beside the host, where the device can: see StepSampler::Launch. Of requests
-  /// without a grammar.
+  /// without a grammar. On all ranks, which only read requests' states.
   std::optional<Ticket> Launch(const StepLayout& step, Tensor hidden);
   bool Ready(Ticket ticket) const { return sampler_->Ready(ticket); }
   void Wait(Ticket ticket) { sampler_->Wait(ticket); }
@@ -40,7 +40,7 @@ class LogitsPass {
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
   void ScorePrompts(const StepLayout& step, Tensor hidden);
 
-  // The parts of the same calls on ranks that draw nothing. They read no request's state.
+  // The parts of Verify and ScorePrompts on ranks that draw nothing. They read no request's state.
 
   void FollowVerify(const StepLayout& step, Tensor hidden);
   void FollowScores(const StepLayout& step, Tensor hidden);

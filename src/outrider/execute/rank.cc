@@ -91,7 +91,25 @@ std::span<const int16_t> Rank::ExpertsOf(int32_t first_row, int32_t rows) {
 
 void Rank::Verify(const StepLayout& step) {
   if (is_first()) return logits_pass_.Verify(step, hidden_);
+  ReadTokens();
   logits_pass_.FollowVerify(step, hidden_);
+}
+
+std::optional<Ticket> Rank::LaunchVerify(const StepLayout& step) {
+  if (is_first()) return logits_pass_.Launch(step, hidden_);
+  WaitForUnread(1);
+  const std::optional<Ticket> ticket = logits_pass_.Launch(step, hidden_);
+  if (ticket) unread_.push_back(*ticket);
+  return ticket;
+}
+
+void Rank::WaitForUnread(size_t left) {
+  for (; unread_.size() > left; unread_.pop_front()) logits_pass_.Wait(unread_.front());
+}
+
+void Rank::ReadTokens() {
+  WaitForUnread(0);
+  ops().ReadTokens();
 }
 
 void Rank::ScorePrompts(const StepLayout& step) {
@@ -102,6 +120,7 @@ void Rank::ScorePrompts(const StepLayout& step) {
 void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
                    MatrixView<TokenRef> drafts) {
   if (!is_first()) {
+    ReadTokens();
     drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
     drafts = {drafts_.data(), drafts.rows, drafts.cols};
   }

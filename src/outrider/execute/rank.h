@@ -1,10 +1,12 @@
 // One device's part of a step: network, cache, drafter and sampler on it. A rank runs what the step
 // runner lays out and decides nothing about requests. Ranks that share a model all run the same
-// layouts (rank_team.h). The first draws tokens and writes results; the others make their parts of
-// its logits, and get from it the drafts that they go on with.
+// layouts (rank_team.h). The first writes results. Where a device keeps tokens, every rank draws
+// them by itself; else the first does, the others make their parts of its logits, and get from it
+// the drafts that they go on with.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -77,9 +79,8 @@ class Rank {
   // Tokens of the rows that Forward has run; see LogitsPass.
 
   void Verify(const StepLayout& step);
-  std::optional<Ticket> LaunchVerify(const StepLayout& step) {
-    return logits_pass_.Launch(step, hidden_);
-  }
+  /// On all ranks. Results are the first one's, which Ready and Wait are of.
+  std::optional<Ticket> LaunchVerify(const StepLayout& step);
   bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
   void Wait(Ticket ticket) {
     logits_pass_.Wait(ticket);
@@ -118,6 +119,10 @@ class Rank {
     return parts_.cache->page(OwnPage(page, cache_place().ranks));
   }
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
+  /// On ranks whose results nobody reads: waits for those of LaunchVerify, but the last `left`.
+  void WaitForUnread(size_t left);
+  /// On these ranks: their host has all tokens then that the first one's has.
+  void ReadTokens();
 
   RankParts parts_;
   LogitsPass logits_pass_;
@@ -133,6 +138,7 @@ class Rank {
   Buffer experts_on_device_;      // [at least rows of inputs_, layers, top_k]
   std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]; empty: not read yet
   std::vector<TokenRef> drafts_;  // of a rank whose drafts nobody reads
+  std::deque<Ticket> unread_;     // of a rank whose results nobody reads: not waited for
 };
 
 }  // namespace outrider

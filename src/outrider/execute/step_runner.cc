@@ -143,10 +143,13 @@ void StepRunner::LayOut(const StepPlan& plan) {
 }
 
 void StepRunner::Verify() {
-  if (ranks_.size() == 1 && CanLeaveTokens()) {
-    if (const std::optional<Ticket> ticket = first().LaunchVerify(step_)) {
-      return LeaveTokens(*ticket);
-    }
+  if (CanLeaveTokens()) {
+    std::optional<Ticket> ticket;
+    ranks_.Run([&](Rank& rank) {
+      const std::optional<Ticket> own = rank.LaunchVerify(step_);
+      if (rank.index() == 0) ticket = own;
+    });
+    if (ticket) return LeaveTokens(*ticket);
   }
   StepOutputs& before = OutputsOf(last_launched_ - 1);
   if (!before.unread.empty()) ReadTokens(before);
@@ -180,6 +183,8 @@ void StepRunner::Take(const RequestRows& rows) {
 
 bool StepRunner::CanLeaveTokens() {
   if (step_.rows().logits_rows().empty()) return false;
+  // A rank's own requests are laid out by where their rows are.
+  if (first().divides_cache() && first().has_drafter()) return false;
   // Experts are taken with the tokens, before another step writes its own.
   if (step_.tells_experts() && !first().has_drafter()) return false;
   return std::ranges::all_of(step_.requests(), [&](const RequestRows& rows) {
@@ -232,7 +237,7 @@ void StepRunner::BeginDrafts() {
     request.tokens = slot.tokens;
     draft_requests_.push_back(request);
   }
-  first().BeginDrafts(draft_requests_, wanted_drafts_);
+  ranks_.Run([&](Rank& rank) { rank.BeginDrafts(draft_requests_, wanted_drafts_); });
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     slot.tokens.resize(slot.tokens.size() - static_cast<size_t>(rows.num_logits_rows));

@@ -70,10 +70,10 @@ class StepSampler {
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
 
-  /// Begins the same beside the host. Wait gives requests their results; until then what they come
-  /// to is at their places (tokens_on_device.h), and their parameters must stay. At most two are to
-  /// be waited for. None: nothing was done, as the host has to draw for one of the requests, or to
-  /// know its drafts.
+  /// Begins the same beside the host, on all ranks. On the first Wait gives requests their results;
+  /// until then what they come to is at their places (tokens_on_device.h), on every rank, and their
+  /// parameters must stay. At most two are to be waited for. None: nothing was done, as the host
+  /// has to draw for one of the requests, or to know its drafts.
   virtual std::optional<Ticket> Launch(const Context& /*context*/, const HeadRows& /*rows*/,
                                        std::span<const VerifyRequest> /*requests*/) {
     return std::nullopt;
@@ -82,7 +82,8 @@ class StepSampler {
   virtual void Wait(Ticket /*ticket*/) {}
 
   /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where
-  /// numbers have overflowed. Noise and distributions are by token, whatever its row.
+  /// numbers have overflowed. Noise and distributions are by token, whatever its row. All ranks
+  /// have all requests, and get all tokens.
   virtual void Draw(const Context& context, const HeadRows& rows,
                     std::span<const DrawRequest> requests, const DraftTokens& among,
                     std::span<TokenRef> tokens) = 0;

@@ -23,15 +23,14 @@ class CpuSampler : public StepSampler {
              std::span<const ScoreRequest> requests) override;
 
  protected:
-  /// Draw on the first rank, which may ask the others for more logits afterwards; they do not get
-  /// the tokens.
-  void DrawFirst(const Context& context, const HeadRows& rows,
-                 std::span<const DrawRequest> requests, const DraftTokens& among,
-                 std::span<TokenRef> tokens);
   /// logits[i] = head x[rows[i]] of the first logits.cols tokens, in the host's memory.
   virtual void MakeLogits(const Context& context, const HeadRows& rows, MatrixView<float> logits);
 
  private:
+  /// Draw on the first rank.
+  void DrawFirst(const Context& context, const HeadRows& rows,
+                 std::span<const DrawRequest> requests, const DraftTokens& among,
+                 std::span<TokenRef> tokens);
   /// Logits of rows [first, first + count) of `rows`, for the first num_tokens tokens.
   MatrixView<float> Logits(const Context& context, const HeadRows& rows, size_t first, size_t count,
                            int64_t num_tokens);

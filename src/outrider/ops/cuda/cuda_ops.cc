@@ -395,7 +395,18 @@ void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> ro
 void CudaOps::HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
                      Tensor logits) const {
   const Scratch::Frame frame(context.arena);
-  const Tensor read = TakeRows(context, DType::kBF16, logits.rows, x.cols);
+  HeadOf(context, HeadInput(context, x, rows, logits.rows), w, logits);
+}
+
+void CudaOps::HeadPartAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
+                         Tensor part) const {
+  const Scratch::Frame frame(context.arena);
+  HeadPart(HeadInput(context, x, rows, part.rows), w, part);
+}
+
+Tensor CudaOps::HeadInput(const Context& context, Tensor x, const int32_t* rows,
+                          int64_t count) const {
+  const Tensor read = TakeRows(context, DType::kBF16, count, x.cols);
   CheckCuda(outrider::cuda::CopyRows({.num_rows = read.rows,
                                       .cols = read.cols,
                                       .from = x.data,
@@ -408,7 +419,19 @@ void CudaOps::HeadAt(const Context& context, Tensor x, const int32_t* rows, cons
                                       .to_stride = read.stride},
                                      stream_),
             "rows of logits");
-  HeadOf(context, read, w, logits);
+  return read;
+}
+
+void CudaOps::HeadPart(Tensor x, const Weight& w, Tensor part) const {
+  MatMulParams params;
+  params.rows = Int(x.rows);
+  params.x = x.data;
+  params.x_stride = x.stride;
+  params.w = Packed(w);
+  params.y = part.data;
+  params.y_stride = part.stride;
+  params.y_type = OutputType::kF32;
+  MatMul(params, stream_);
 }
 
 void CudaOps::HeadOf(const Context& context, Tensor x, const Weight& w, Tensor logits) const {
@@ -422,15 +445,7 @@ void CudaOps::HeadOf(const Context& context, Tensor x, const Weight& w, Tensor l
   const bool alone = context.place().ranks == 1;
   const Share own = OwnShare(context, Cut::kRows, w.rows);
   const Tensor part = alone ? all : TakeRows(context, DType::kF32, logits.rows, own.count);
-  MatMulParams params;
-  params.rows = Int(read.rows);
-  params.x = read.data;
-  params.x_stride = read.stride;
-  params.w = Packed(w);
-  params.y = part.data;
-  params.y_stride = part.stride;
-  params.y_type = OutputType::kF32;
-  MatMul(params, stream_);
+  HeadPart(read, w, part);
   if (!alone) Gather(context, std::array{SharedTensor{part, all, Cut::kRows}});
   if (wanted && !in_place) CopyTensor(all.Columns(0, logits.cols), logits, stream_);
 }

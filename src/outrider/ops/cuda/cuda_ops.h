@@ -160,6 +160,9 @@ class CudaOps : public Ops,
   /// Head, of rows whose numbers are on the device.
   void HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
               Tensor logits) const;
+  /// The same, of the tokens that this rank has the head's rows of; part [rows, own tokens].
+  void HeadPartAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
+                  Tensor part) const;
   /// Head, of all rows of x in order. It can be recorded.
   void HeadOf(const Context& context, Tensor x, const Weight& w, Tensor logits) const;
 
@@ -229,6 +232,9 @@ class CudaOps : public Ops,
 
  private:
   void ReserveResults(size_t num_tokens, size_t bytes) const;
+  /// The rows that a head reads, as it reads them; memory of the arena.
+  Tensor HeadInput(const Context& context, Tensor x, const int32_t* rows, int64_t count) const;
+  void HeadPart(Tensor x, const Weight& w, Tensor part) const;
   /// A product with a weight that ranks share: brings its input together, or its columns.
   void MultiplyShared(const Context& context, const Product& product) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,

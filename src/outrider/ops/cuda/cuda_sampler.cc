@@ -105,7 +105,8 @@ void CudaSampler::VerifyCopies::ReadDrafts(const CudaOps& ops) {
 RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRows& rows) {
   const Stopwatch watch(head_seconds_);
   const auto num_tokens = static_cast<int32_t>(rows.head.rows);
-  return drawer_.Wait(drawer_.Launch(context, rows, num_tokens, drawn_rows_));
+  return drawer_.Wait(
+      drawer_.Launch(context, rows, num_tokens, drawn_rows_, RowDrawer::Drawers::kFirst));
 }
 
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
@@ -166,9 +167,10 @@ std::optional<Ticket> CudaSampler::Launch(const Context& context, const HeadRows
   OUTRIDER_CHECK(last_launched_ < last_waited_ + std::ssize(launched_));
   LaunchedVerify& launched = LaunchedBy(++last_launched_);
   launched.copies.Assign(requests);
+  launched.gives_results = context.place().rank == 0;
   const Stopwatch watch(head_seconds_);
-  launched.drawing =
-      drawer_.Launch(context, rows, static_cast<int32_t>(rows.head.rows), drawn_rows_);
+  launched.drawing = drawer_.Launch(context, rows, static_cast<int32_t>(rows.head.rows),
+                                    drawn_rows_, RowDrawer::Drawers::kAll);
   return last_launched_;
 }
 
@@ -176,6 +178,7 @@ void CudaSampler::Wait(Ticket ticket) {
   OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
   LaunchedVerify& launched = LaunchedBy(ticket);
   const RowDrawer::HostResults drawn = drawer_.Wait(launched.drawing);
+  if (!launched.gives_results) return;
   VerifyCopies& copies = launched.copies;
   copies.ReadDrafts(ops_);
   size_t first = 0;
@@ -189,20 +192,11 @@ void CudaSampler::Wait(Ticket ticket) {
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,
                        std::span<const DrawRequest> requests, const DraftTokens& among,
                        std::span<TokenRef> tokens) {
-  if (context.place().rank > 0) return host_.Draw(context, rows, {}, among, tokens);
   DrawToPlaces(context, rows, requests, among, tokens);
-  if (!host_draws_.empty()) {
-    host_drafts_.resize(host_draws_.size());
-    host_.DrawFirst(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among,
-                    host_drafts_);
-    for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
-  }
-  if (context.place().ranks == 1) return;
-  // Places are of this device: the others go on with the tokens themselves, and so do we.
-  ops_.ReadTokens();
-  for (TokenRef& token : tokens) token = ops_.ReadToken(token);
-  cpu::EndHead(context);
-  cpu::ShareTokens(context, tokens);
+  if (host_draws_.empty()) return;
+  host_drafts_.resize(host_draws_.size());
+  host_.Draw(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among, host_drafts_);
+  for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
 }
 
 void CudaSampler::DrawToPlaces(const Context& context, const HeadRows& rows,

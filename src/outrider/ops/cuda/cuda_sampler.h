@@ -41,7 +41,6 @@ class CudaSampler : public StepSampler {
   class HostSampler : public cpu::CpuSampler {
    public:
     using CpuSampler::CpuSampler;
-    using CpuSampler::DrawFirst;
 
    private:
     void MakeLogits(const Context& context, const HeadRows& rows,
@@ -62,6 +61,7 @@ class CudaSampler : public StepSampler {
   struct LaunchedVerify {
     VerifyCopies copies;
     RowDrawer::Drawing drawing;
+    bool gives_results = false;  // on the first rank
   };
 
   LaunchedVerify& LaunchedBy(Ticket ticket) {

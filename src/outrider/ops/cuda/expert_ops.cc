@@ -221,22 +221,19 @@ void CudaOps::CombineExperts(const Context& context, const ExpertWeights& w, con
                              const ExpertRows& outputs, Tensor x, const NormOut& norm) const {
   const CudaRouting& r = RoutingOf(routing);
   if (context.place().ranks > 1 && outputs.routed.cols != x.cols) {
-    // This rank's columns by themselves, as the kernel sums whole rows.
-    const Scratch::Frame frame(context.arena);
     const Share own = OwnShare(context, Cut::kRows, x.cols);
-    const Tensor part(context.arena.Take<float>(x.rows * own.count), x.rows, own.count);
-    CopyTensor(x.Columns(own.first, own.count), part, stream_);
-    CombineExperts(context, w, routing, outputs, part, {});
-    Gather(context, std::array{SharedTensor{part, x, Cut::kRows}});
+    CombineExperts(context, w, routing, outputs, x.Columns(own.first, own.count), {});
+    GatherInPlace(context, x, Cut::kRows);
     if (norm.weight != nullptr) Norm(context, x, norm.weight, norm.eps, norm.out);
     return;
   }
-  OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32 && x.stride == x.cols);
+  OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32);
   OUTRIDER_CHECK(norm.weight == nullptr || Fits(norm.out, DType::kBF16));
   NormRowsParams params;
   params.num_rows = static_cast<int>(r.rows);
   params.hidden = static_cast<int>(x.cols);
   params.x = static_cast<float*>(x.data);
+  params.x_stride = x.stride;
   params.terms = outputs.routed.data;
   params.terms_dtype = DType::kF32;
   params.num_terms = r.choices;

@@ -12,6 +12,10 @@ namespace outrider::cuda {
 namespace {
 
 constexpr size_t kLeastPostBytes = size_t{1} << 20;
+// Of a rank's columns: from so many on the others read them where they are.
+constexpr size_t kLeastDirectBytes = size_t{4} << 20;
+// Of a rank's columns: up to so many go with flags.
+constexpr size_t kMostFlaggedBytes = size_t{1} << 20;
 constexpr size_t kCountersBytes = (sizeof(ExchangeCounters) + 15) / 16 * 16;
 static_assert(kMostExchangeRanks == kMostRanks);
 
@@ -23,19 +27,24 @@ struct PeerCommunicator::Group {
   struct Post {
     std::array<DeviceMemory, 2> memory;
     std::array<DeviceEvent, 2> stored;
+    std::array<DeviceEvent, 2> read;  // what it wanted of the others, directly
   };
   /// What one rank stores in recorded gathers. Steps that were recorded with one refer to it, so
   /// it stays when a larger one is made.
   struct RecordedPost {
     size_t room = 0;      // bytes, a multiple of 16
-    DeviceMemory memory;  // ExchangeCounters, then twice `room`
+    DeviceMemory memory;  // ExchangeCounters, twice `room`, what comes with flags
 
     ExchangeCounters* counters() const { return memory.As<ExchangeCounters>(); }
     std::byte* first() const { return memory.As<std::byte>() + kCountersBytes; }
+    std::byte* inbox() const { return first() + 2 * room; }
+    /// From each rank.
+    size_t inbox_bytes() const { return 2 * std::min(room, kMostFlaggedBytes); }
   };
 
   std::vector<std::unique_ptr<Communicator>> hosts;  // by rank
   double seconds = 0;                                // that a GPU waits for another
+  bool shares_gpu = false;                           // ranks have a GPU in common
   std::vector<std::unique_ptr<Post>> posts;          // by rank
   // By rank; as many of all ranks once they have met. The last ones are in use.
   std::array<std::vector<std::unique_ptr<RecordedPost>>, kMostRanks> recorded;
@@ -85,22 +94,67 @@ std::byte* PeerCommunicator::OwnPost(size_t bytes) {
   return memory.As<std::byte>();
 }
 
-void PeerCommunicator::Exchange(std::byte* own, std::span<std::byte*> posted) {
+template <typename T>
+void PeerCommunicator::Tell(std::span<T> all) {
+  constexpr int64_t kBytes = sizeof(T);
+  std::vector<Share> columns;
+  for (size_t i = 0; i < all.size(); ++i) {
+    columns.push_back({static_cast<int64_t>(i) * kBytes, kBytes});
+  }
+  const MatrixView<std::byte> bytes(reinterpret_cast<std::byte*>(all.data()), 1,
+                                    static_cast<int64_t>(all.size_bytes()));
+  const Share own = columns[static_cast<size_t>(place().rank)];
+  ThrowIfEnded();
+  Gather(std::array{GatheredRows{bytes.Columns(own.first, kBytes), bytes, columns}});
+}
+
+template <typename T>
+void PeerCommunicator::Exchange(std::span<T> parts) {
   const auto rank = static_cast<size_t>(place().rank);
   const size_t turn = call_ % 2;
   group_->posts[rank]->stored[turn].Record(ops_.stream());
-  posted[rank] = own;
-  constexpr int64_t kBytes = sizeof(std::byte*);
-  std::vector<Share> columns;
-  for (size_t i = 0; i < posted.size(); ++i) {
-    columns.push_back({static_cast<int64_t>(i) * kBytes, kBytes});
-  }
-  const MatrixView<std::byte> all(reinterpret_cast<std::byte*>(posted.data()), 1,
-                                  static_cast<int64_t>(posted.size_bytes()));
-  ThrowIfEnded();
-  Gather(std::array{GatheredRows{all.Columns(columns[rank].first, kBytes), all, columns}});
-  for (size_t i = 0; i < posted.size(); ++i) {
+  Tell(parts);
+  for (size_t i = 0; i < parts.size(); ++i) {
     if (i != rank) group_->posts[i]->stored[turn].Hold(ops_.stream());
+  }
+}
+
+void PeerCommunicator::GatherDirectly(std::span<const GatheredRows> rows) {
+  struct Part {
+    const std::byte* data;
+    int64_t stride;
+  };
+  const auto rank = static_cast<size_t>(place().rank);
+  const auto ranks = static_cast<size_t>(place().ranks);
+  OUTRIDER_CHECK(rows.size() <= kMostRanks);
+  std::array<std::array<Part, kMostRanks>, kMostRanks> parts = {};  // by rank, then of each `rows`
+  for (size_t g = 0; g < rows.size(); ++g)
+    parts[rank][g] = {rows[g].mine.data, rows[g].mine.stride};
+  Exchange(std::span(parts).first(ranks));
+  copies_.clear();
+  for (size_t from = 0; from < ranks; ++from) {
+    for (size_t g = 0; g < rows.size(); ++g) {
+      const GatheredRows& gathered = rows[g];
+      const Share columns = gathered.columns[from];
+      const Part& part = parts[from][g];
+      if (gathered.all.data == nullptr || columns.count == 0 || gathered.all.rows == 0) continue;
+      const MatrixView<std::byte> to = gathered.all.Columns(columns.first, columns.count);
+      if (to.data == part.data) continue;
+      copies_.push_back({.from = part.data,
+                         .to = to.data,
+                         .from_stride = part.stride,
+                         .to_stride = to.stride,
+                         .width = columns.count,
+                         .rows = to.rows});
+    }
+  }
+  CheckCuda(CopyColumns(copies_, ops_.stream()), "reading rows of other ranks");
+  // This rank's part stays as it is until the others have read it.
+  const size_t turn = call_ % 2;
+  group_->posts[rank]->read[turn].Record(ops_.stream());
+  Meet();
+  for (size_t i = 0; i < ranks; ++i) {
+    if (i != rank) group_->posts[i]->read[turn].Hold(ops_.stream());
   }
 }
 
@@ -108,6 +162,7 @@ void PeerCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
   if (records()) return RecordGather(rows);
   ++call_;
   Measure(rows);
+  if (MostBytes(rows) >= kLeastDirectBytes) return GatherDirectly(rows);
   std::byte* const own = OwnPost(BytesOf(rows, static_cast<size_t>(place().rank)));
   copies_.clear();
   ListStores(rows, own, copies_);
@@ -115,7 +170,8 @@ void PeerCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
 
   std::array<std::byte*, kMostRanks> posted = {};
   const auto used = std::span(posted).first(static_cast<size_t>(place().ranks));
-  Exchange(own, used);
+  posted[static_cast<size_t>(place().rank)] = own;
+  Exchange(used);
   copies_.clear();
   ListReads(rows, used, copies_, copies_);
   CheckCuda(CopyColumns(copies_, ops_.stream()), "reading rows of other ranks");
@@ -126,15 +182,23 @@ void PeerCommunicator::RecordGather(std::span<const GatheredRows> rows) {
   ExchangeParams params;
   params.rank = place.rank;
   params.ranks = place.ranks;
+  params.bytes = static_cast<int64_t>(MostBytes(rows));
+  params.with_flags = MostBytes(rows) <= kMostFlaggedBytes;
+  params.shares_gpu = group_->shares_gpu;
   std::array<std::byte*, kMostRanks> posted = {};
   const auto used = std::span(posted).first(static_cast<size_t>(place.ranks));
   for (size_t r = 0; r < used.size(); ++r) {
     const Group::RecordedPost& post = *group_->recorded[r].back();
-    OUTRIDER_CHECK(BytesOf(rows, r) <= post.room, "a gather was not measured");
+    const size_t bytes = BytesOf(rows, r);
+    OUTRIDER_CHECK(bytes <= post.room, "a gather was not measured");
+    params.with_flags &= bytes > 0;
     params.counters[r] = post.counters();
-    posted[r] = post.first();
-    params.turn_bytes = static_cast<int64_t>(post.room);
+    params.posts[r] = posted[r] = post.first();
+    params.post_bytes = static_cast<int64_t>(post.room);
+    params.inboxes[r] = post.inbox();
+    params.inbox_bytes = static_cast<int64_t>(post.inbox_bytes());
   }
+  for (const GatheredRows& g : rows) OUTRIDER_CHECK(g.all.data != nullptr, "all ranks want it");
   params.state = group_->state();
   params.patience_ns = static_cast<uint64_t>(group_->seconds * 1e9);
   std::vector<ColumnCopy> stores;
@@ -153,8 +217,10 @@ void PeerCommunicator::ReserveRecorded(size_t bytes) {
   if (!own.empty() && own.back()->room >= bytes) return;
   auto post = std::make_unique<Group::RecordedPost>();
   post->room = std::max(2 * bytes, kLeastPostBytes);
-  post->memory = DeviceMemory(kCountersBytes + 2 * post->room, "rows for other ranks");
-  CheckCuda(cudaMemsetAsync(post->memory.data(), 0, kCountersBytes, ops_.stream()), "counters");
+  const size_t inboxes = 2 * static_cast<size_t>(place().ranks) * post->inbox_bytes();
+  post->memory = DeviceMemory(kCountersBytes + 2 * post->room + inboxes, "rows for other ranks");
+  CheckCuda(cudaMemsetAsync(post->memory.data(), 0, post->memory.bytes(), ops_.stream()),
+            "counters");
   ops_.Synchronize();
   own.push_back(std::move(post));
   Meet();  // the others' are there
@@ -180,6 +246,9 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
   const auto group = std::make_shared<PeerCommunicator::Group>();
   *group->state() = {};
   group->seconds = seconds;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    group->shares_gpu |= std::ranges::count(devices, devices[i]) > 1;
+  }
   group->hosts = MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds);
   std::vector<std::unique_ptr<Communicator>> result;
   for (const CudaOps* ops : ranks) {

@@ -1,6 +1,6 @@
 // Ranks that are GPUs of one host and reach each other's memory: each stores its part of rows in
-// memory of its own, which the others read. One thread each; a thread waits for the others'
-// threads, a GPU for the others' GPUs.
+// memory of its own, which the others read; where it is large they read it where it is. One thread
+// each; a thread waits for the others' threads, a GPU for the others' GPUs.
 //
 // The host waits until the others have launched what stores their parts, then the stream waits for
 // it. So a stream only ever waits for work that will end, and where a rank has ended or does not
@@ -46,9 +46,15 @@ class PeerCommunicator : public DeviceCommunicator {
   void ReserveRecorded(size_t bytes) override;
   /// Memory for so many bytes of the parts that this rank stores in this call.
   std::byte* OwnPost(size_t bytes);
-  /// Tells where this rank stores its part, and what it launched so far writes it; afterwards the
-  /// stream waits for the others' parts, which are where `posted` says.
-  void Exchange(std::byte* own, std::span<std::byte*> posted);
+  /// all[i] becomes what rank i has there, among the hosts.
+  template <typename T>
+  void Tell(std::span<T> all);
+  /// Tells where this rank's part is, and what it launched so far writes it; afterwards the stream
+  /// waits for the others' parts, which are where `parts`, by rank, says.
+  template <typename T>
+  void Exchange(std::span<T> parts);
+  /// A gather of much: parts are read where they are. Ends when the others have read this rank's.
+  void GatherDirectly(std::span<const GatheredRows> rows);
   void RecordGather(std::span<const GatheredRows> rows);
 
   std::shared_ptr<Group> group_;

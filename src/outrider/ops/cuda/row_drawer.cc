@@ -1,11 +1,13 @@
 #include "outrider/ops/cuda/row_drawer.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "outrider/base/error.h"
 #include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/peer_rows.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider::cuda {
@@ -18,7 +20,8 @@ constexpr int32_t kLogitsTile = 256;
 }  // namespace
 
 RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& rows,
-                                     int32_t num_tokens, std::span<const DrawnRows> requests) {
+                                     int32_t num_tokens, std::span<const DrawnRows> requests,
+                                     Drawers drawers) {
   ResultLayout layout{.num_requests = requests.size()};
   int32_t most = -1;
   for (const DrawnRows& drawn : requests) {
@@ -42,7 +45,7 @@ RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& row
   }
   const bool verifies = requests.front().given_token < 0;
   Draw(context, rows, num_tokens, requests, results,
-       {.num_accepted = verifies ? ints + layout.accepted() : nullptr});
+       {.drawers = drawers, .num_accepted = verifies ? ints + layout.accepted() : nullptr});
   return {layout, ops_.LaunchReading(layout.bytes())};
 }
 
@@ -72,7 +75,7 @@ void RowDrawer::DrawToPlaces(const Context& context, const HeadRows& rows, int32
                              std::span<const DrawnRows> requests, const int32_t* ids) {
   num_top_ = 0;
   Draw(context, rows, num_tokens, requests, {.tokens = ops_.results().tokens(), .ids = ids},
-       {.by_place = true});
+       {.drawers = Drawers::kAll, .by_place = true});
 }
 
 void RowDrawer::Draw(const Context& context, const HeadRows& rows, int32_t num_tokens,
@@ -171,14 +174,9 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
 
   const Scratch::Frame frame(context.arena);
   const auto count = static_cast<int64_t>(head_rows_.size());
-  const Tensor logits = TakeRows(context, DType::kF32, count, rows.head.rows);
-  cpu::LeadHead(context, /*choice=*/false, head_rows_, rows.head.rows);
-  ops_.HeadAt(context, rows.x, arrays_.At<int32_t>(head_rows_at), rows.head, logits);
   DrawParams params;
   params.max_rows = static_cast<int>(count);
   params.vocab_size = num_tokens;
-  params.logits = static_cast<const float*>(logits.data);
-  params.logits_stride = logits.stride;
   params.logit_positions = arrays_.At<int32_t>(positions_at);
   params.logit_requests = arrays_.At<int32_t>(logit_requests_at);
   params.logit_start_loc = arrays_.At<int32_t>(starts_at);
@@ -197,7 +195,19 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   params.processed_logprobs = logprobs_mode_ == LogprobsMode::kProcessed;
   params.max_top_logprobs = static_cast<int>(num_top_);
   if (kind.by_place) results.places = arrays_.At<int32_t>(places_at);
-  CheckCuda(DrawTokens(params, results, ops_.stream()), "drawing tokens");
+  const int32_t* const head_rows = arrays_.At<int32_t>(head_rows_at);
+  if (kind.drawers == Drawers::kAll && CanShare(context, rows.head.rows, num_tokens)) {
+    DrawByShares(context, rows, head_rows, params, results);
+  } else {
+    const Tensor logits = TakeRows(context, DType::kF32, count, rows.head.rows);
+    if (kind.drawers == Drawers::kFirst) {
+      cpu::LeadHead(context, /*choice=*/false, head_rows_, rows.head.rows);
+    }
+    ops_.HeadAt(context, rows.x, head_rows, rows.head, logits);
+    params.logits = static_cast<const float*>(logits.data);
+    params.logits_stride = logits.stride;
+    CheckCuda(DrawTokens(params, results, ops_.stream()), "drawing tokens");
+  }
   if (kind.num_accepted == nullptr) return;
   CheckCuda(VerifyDrafts({.num_requests = static_cast<int>(sampling_.size()),
                           .token_ids = params.token_ids,
@@ -210,6 +220,40 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
                           .num_accepted = kind.num_accepted},
                          ops_.stream()),
             "verifying drafts");
+}
+
+bool RowDrawer::CanShare(const Context& context, int64_t head_rows, int32_t num_tokens) const {
+  const RankPlace place = context.place();
+  if (place.ranks == 1 || !masks_.empty() || !given_tokens_.empty()) return false;
+  // Noise is made for 32 tokens at a time.
+  for (int32_t rank = 0; rank < place.ranks; ++rank) {
+    const Share share = ShareOf(Cut::kRows, head_rows, {rank, place.ranks});
+    if (share.first >= num_tokens || share.first % 32 != 0) return false;
+  }
+  return std::ranges::all_of(sampling_, DrawsByShares);
+}
+
+void RowDrawer::DrawByShares(const Context& context, const HeadRows& rows, const int32_t* head_rows,
+                             DrawParams params, const DrawResults& results) const {
+  const RankPlace place = context.place();
+  const Share own = OwnShare(context, Cut::kRows, rows.head.rows);
+  const Tensor logits = TakeRows(context, DType::kF32, params.max_rows, own.count);
+  ops_.HeadPartAt(context, rows.x, head_rows, rows.head, logits);
+  params.first_token = static_cast<int>(own.first);
+  params.vocab_size = static_cast<int>(std::min(own.count, params.vocab_size - own.first));
+  params.logits = static_cast<const float*>(logits.data);
+  params.logits_stride = logits.stride;
+  constexpr int64_t kFloats = sizeof(DrawnShare) / sizeof(float);
+  const Tensor mine = TakeRows(context, DType::kF32, params.max_rows, kFloats);
+  const Tensor all = TakeRows(context, DType::kF32, params.max_rows, place.ranks * kFloats);
+  OUTRIDER_CHECK(mine.stride == kFloats && all.stride == all.cols);
+  DrawResults shares;
+  shares.shares = static_cast<DrawnShare*>(mine.data);
+  CheckCuda(DrawTokens(params, shares, ops_.stream()), "drawing tokens");
+  Gather(context, std::array{SharedTensor{mine, all, Cut::kHeads}});
+  CheckCuda(ChooseAmongShares(static_cast<const DrawnShare*>(all.data), params.max_rows,
+                              place.ranks, place.ranks, results, ops_.stream()),
+            "drawing tokens");
 }
 
 void RowDrawer::AddProcessors(const DrawnRows& drawn, RequestSampling& sampling) {

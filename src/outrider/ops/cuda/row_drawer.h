@@ -62,22 +62,27 @@ class RowDrawer {
     LogprobRows logprobs;
   };
 
+  /// Which of the ranks that share a model draw: the first one, while the others make their parts
+  /// of its logits; or all, the same, with a call of each.
+  enum class Drawers { kFirst, kAll };
+
   RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode)
       : ops_(ops), logprobs_mode_(logprobs_mode), arrays_(ops.stream()) {}
 
-  /// Draws for requests with one row each, among the first num_tokens tokens; ids as DrawResults
-  /// has them.
+  /// Draws for requests with one row each, among the first num_tokens tokens, on all ranks; ids as
+  /// DrawResults has them.
   void DrawToPlaces(const Context& context, const HeadRows& rows, int32_t num_tokens,
                     std::span<const DrawnRows> requests, const int32_t* ids);
   /// Results for the host, of which all or none have a given token. Drafts are verified.
   Drawing Launch(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                 std::span<const DrawnRows> requests);
+                 std::span<const DrawnRows> requests, Drawers drawers);
   bool Ready(const Drawing& drawing) const;
   /// In the order of Launch. The results are valid until the second Launch from then on.
   HostResults Wait(const Drawing& drawing);
 
  private:
   struct Kind {
+    Drawers drawers = Drawers::kFirst;
     bool by_place = false;            // one row each, whose tokens go to their places
     int32_t* num_accepted = nullptr;  // by request, on the device: drafts are verified
   };
@@ -86,6 +91,11 @@ class RowDrawer {
             std::span<const DrawnRows> requests, DrawResults results, Kind kind);
   void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens,
                 std::span<const DrawnRows> requests, DrawResults results, Kind kind);
+  /// Whether ranks can draw the tile from the parts of the vocabulary that they have.
+  bool CanShare(const Context& context, int64_t head_rows, int32_t num_tokens) const;
+  /// DrawTokens from this rank's part, and of what comes of all parts.
+  void DrawByShares(const Context& context, const HeadRows& rows, const int32_t* head_rows,
+                    DrawParams params, const DrawResults& results) const;
   /// Adds the lists of drawn.processors to those of the tile.
   void AddProcessors(const DrawnRows& drawn, RequestSampling& sampling);
 

@@ -310,6 +310,58 @@ TEST_F(DrawTest, TokensGoToTheirPlaces) {
   EXPECT_EQ(std::count(got.begin(), got.end(), -7), std::ssize(got));
 }
 
+// The likeliest token and the winner of the race, from parts that begin at multiples of 32. Also
+// where a logit overflows in one part, or a value does and its logit does not.
+TEST_F(DrawTest, PartsOfTheVocabularyGiveTheTokenOfTheWhole) {
+  for (const int32_t vocab : {257, 1000, 32000, 154880}) {
+    std::vector<DrawRequest> requests;
+    for (int i = 0; i < 40; ++i) {
+      DrawRequest request;
+      request.params.temperature = i % 3 == 0 ? 0.0F : i % 7 == 1 ? 1e-38F : Uniform(0.1F, 2.0F);
+      request.seed = random_();
+      request.prompt = {1, 2};
+      request.logits.push_back(MakeLogits(kAllLogits[i % 7], vocab));
+      std::vector<float>& row = request.logits.front();
+      if (i % 5 == 2) row[random_() % row.size()] = i % 2 == 0 ? kNaN : kInfinity;
+      if (i % 10 == 6) row.assign(row.size(), -kInfinity);
+      EXPECT_TRUE(DrawsByShares({.temperature = request.params.temperature}));
+      requests.push_back(std::move(request));
+    }
+    const DrawBatch batch(Pointers(requests), vocab);
+    const auto whole = batch.Run(false);
+    const auto rows = static_cast<int>(requests.size());
+    for (const int parts : {1, 2, 3, 8}) {
+      const DeviceArray<DrawnShare> shares(static_cast<size_t>(rows * parts), 0x5A);
+      const DeviceArray<DrawnShare> of_part(static_cast<size_t>(rows), 0x5A);
+      int32_t first = 0;
+      for (int part = 0; part < parts; ++part) {
+        const int32_t end = part + 1 == parts ? vocab : vocab * (part + 1) / parts / 32 * 32;
+        DrawParams params = batch.Params(false);
+        params.logits += first;
+        params.first_token = first;
+        params.vocab_size = end - first;
+        DrawResults results;
+        results.shares = of_part.data();
+        CudaOk(DrawTokens(params, results, nullptr), "DrawTokens");
+        CudaOk(cudaMemcpy2D(shares.data() + part, sizeof(DrawnShare) * static_cast<size_t>(parts),
+                            of_part.data(), sizeof(DrawnShare), sizeof(DrawnShare),
+                            static_cast<size_t>(rows), cudaMemcpyDeviceToDevice),
+               "a part");
+        first = end;
+      }
+      const DeviceArray<int32_t> tokens(static_cast<size_t>(rows), 0x5A);
+      DrawResults chosen;
+      chosen.tokens = tokens.data();
+      CudaOk(ChooseAmongShares(shares.data(), rows, parts, parts, chosen, nullptr), "choice");
+      const std::vector<int32_t> got = tokens.Download();
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i], whole[i][0].token)
+            << "vocabulary " << vocab << ", " << parts << " parts, request " << i;
+      }
+    }
+  }
+}
+
 // Small enough for tools that watch every access.
 TEST_F(DrawTest, SmallForTheSanitizer) {
   constexpr int32_t kVocab = 130;

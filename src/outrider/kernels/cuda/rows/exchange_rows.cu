@@ -1,21 +1,29 @@
 #include <algorithm>
 
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/rows/exchange_rows.h"
 
 namespace outrider::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int64_t kChunk = 16;       // bytes that one thread moves at a time
+constexpr int kPostThreads = 512;
+constexpr int kFlagThreads = 256;
+constexpr int kPostChunk = 16;       // bytes that one thread moves at a time
+constexpr int kFlagChunk = 8;        // that have one flag
+constexpr int kBatch = 4;            // chunks of a thread that are on their way together
 constexpr int kPollsPerLook = 1024;  // at the clock and at what the host says
 constexpr size_t kMostStores = kMostExchangeStores;
 constexpr size_t kMostLoads = kMostExchangeLoads;
 
-/// A copy in units that all of its addresses and widths are multiples of.
+/// A copy in units that all of its addresses and widths are multiples of, and where what it reads
+/// or writes lies in a post.
 struct UnitCopy {
   ColumnCopy copy;
   int unit;
+  int rank;  // whose post it is
+  int64_t at;
 };
 
 struct Exchange {
@@ -24,7 +32,10 @@ struct Exchange {
   ExchangeCounters* counters[kMostExchangeRanks];
   ExchangeState* state;
   uint64_t patience_ns;
-  int64_t turn_bytes;
+  bool shares_gpu;
+  int64_t post_bytes;
+  std::byte* inboxes[kMostExchangeRanks];
+  int64_t inbox_bytes;
   int num_stores;
   int num_own;
   int num_loads;
@@ -39,39 +50,116 @@ __device__ __forceinline__ uint64_t Now() {
   return now;
 }
 
+/// Tells a thread that polls when nobody waits any more.
+class Patience {
+ public:
+  /// After a poll in vain for what rank `from` stores.
+  __device__ bool Ends(const Exchange& e, int from) {
+    if (++polls_ % kPollsPerLook != 0) return false;
+    volatile ExchangeState* state = e.state;
+    if (state->ended != 0) return true;
+    const uint64_t now = Now();
+    if (begin_ == 0) begin_ = now;
+    if (now - begin_ < e.patience_ns) return false;
+    state->late = static_cast<uint32_t>(from) + 1;
+    __threadfence_system();
+    state->ended = 1;
+    return true;
+  }
+
+ private:
+  int polls_ = 0;
+  uint64_t begin_ = 0;
+};
+
 template <typename Unit>
-__device__ __forceinline__ void CopyChunk(const std::byte* from, std::byte* to, int bytes) {
+__device__ __forceinline__ void CopyUnits(const std::byte* from, std::byte* to, int bytes) {
   // What another GPU has stored meanwhile is in no cache of this one's multiprocessors.
   for (int i = 0; i < bytes / static_cast<int>(sizeof(Unit)); ++i) {
     reinterpret_cast<Unit*>(to)[i] = __ldcg(reinterpret_cast<const Unit*>(from) + i);
   }
 }
+__device__ __forceinline__ void CopyOdd(const std::byte* from, std::byte* to, int bytes, int unit) {
+  if (unit == 8) {
+    CopyUnits<uint2>(from, to, bytes);
+  } else if (unit == 4) {
+    CopyUnits<unsigned>(from, to, bytes);
+  } else if (unit == 2) {
+    CopyUnits<unsigned short>(from, to, bytes);
+  } else {
+    CopyUnits<unsigned char>(from, to, bytes);
+  }
+}
 
-/// This block's chunks of a copy: which they are depends on rows and width alone, so the block of
-/// this number of another GPU reads what this one has written.
+/// The chunks of a copy, row after row: which are a thread's depends on rows, width and the number
+/// of blocks alone, so the block of this number of another GPU reads what this one has written.
+template <int kChunk>
+class Chunks {
+ public:
+  __device__ explicit Chunks(const ColumnCopy& copy)
+      : of_row_(static_cast<uint32_t>((copy.width + kChunk - 1) / kChunk)),
+        all_(of_row_ * static_cast<uint32_t>(copy.rows)),
+        width_(static_cast<int>(copy.width)) {}
+
+  __device__ uint32_t first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
+  __device__ uint32_t step() const { return gridDim.x * blockDim.x; }
+  __device__ uint32_t all() const { return all_; }
+  __device__ int64_t RowOf(uint32_t i) const { return i / of_row_; }
+  __device__ int ColumnOf(uint32_t i) const { return static_cast<int>(i % of_row_) * kChunk; }
+  __device__ int BytesOf(uint32_t i) const { return min(kChunk, width_ - ColumnOf(i)); }
+
+ private:
+  uint32_t of_row_;
+  uint32_t all_;
+  int width_;
+};
+
+/// This thread's chunks of a copy.
 __device__ __forceinline__ void CopyShare(const UnitCopy& c, int64_t from_offset,
                                           int64_t to_offset) {
-  const ColumnCopy& copy = c.copy;
-  const int64_t chunks = (copy.width + kChunk - 1) / kChunk;
-  const int64_t all = chunks * copy.rows;
-  const int64_t step = int64_t{kExchangeBlocks} * kThreads;
-#pragma unroll 4
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += step) {
-    const int64_t row = i / chunks;
-    const int64_t column = (i - row * chunks) * kChunk;
-    const std::byte* from = copy.from + from_offset + row * copy.from_stride + column;
-    std::byte* to = copy.to + to_offset + row * copy.to_stride + column;
-    const int bytes = static_cast<int>(min(kChunk, copy.width - column));
-    if (c.unit == 16) {
-      CopyChunk<uint4>(from, to, bytes);
-    } else if (c.unit == 4) {
-      CopyChunk<unsigned>(from, to, bytes);
-    } else if (c.unit == 2) {
-      CopyChunk<unsigned short>(from, to, bytes);
-    } else {
-      CopyChunk<unsigned char>(from, to, bytes);
+  const Chunks<kPostChunk> chunks(c.copy);
+  const std::byte* const from = c.copy.from + from_offset;
+  std::byte* const to = c.copy.to + to_offset;
+  for (uint32_t i = chunks.first(); i < chunks.all(); i += kBatch * chunks.step()) {
+    uint4 batch[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t chunk = i + b * chunks.step();
+      if (chunk >= chunks.all() || c.unit != kPostChunk) continue;
+      batch[b] = __ldcg(reinterpret_cast<const uint4*>(
+          from + chunks.RowOf(chunk) * c.copy.from_stride + chunks.ColumnOf(chunk)));
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t chunk = i + b * chunks.step();
+      if (chunk >= chunks.all()) continue;
+      const int64_t row = chunks.RowOf(chunk);
+      const int column = chunks.ColumnOf(chunk);
+      std::byte* const at = to + row * c.copy.to_stride + column;
+      if (c.unit == kPostChunk) {
+        *reinterpret_cast<uint4*>(at) = batch[b];
+      } else {
+        CopyOdd(from + row * c.copy.from_stride + column, at, chunks.BytesOf(chunk), c.unit);
+      }
     }
   }
+}
+
+/// The number of the call that runs.
+__device__ __forceinline__ uint32_t BeginCall(const Exchange& e) {
+  WaitForPriorGrid();
+  // On a GPU of its own what follows may take its place, and ask for its weights.
+  if (!e.shares_gpu) LaunchDependents();
+  return *static_cast<volatile uint32_t*>(&e.counters[e.rank]->calls) + 1;
+}
+/// All threads of all blocks.
+__device__ __forceinline__ void EndCall(const Exchange& e, uint32_t call) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  ExchangeCounters& own = *e.counters[e.rank];
+  if (atomicAdd(&own.ended_blocks, 1) + 1 != gridDim.x) return;
+  own.ended_blocks = 0;
+  own.calls = call;
 }
 
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
@@ -80,49 +168,122 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   return value;
 }
 
-/// Waits until this block's number of rank `from` has stored its columns in call `call`.
-__device__ void WaitForColumns(const Exchange& e, int from, uint32_t call) {
-  const uint32_t* stored = &e.counters[e.rank]->stored[from][blockIdx.x];
-  uint64_t begin = 0;
-  for (int polls = 1; static_cast<int32_t>(LoadAcquire(stored) - call) < 0; ++polls) {
-    if (polls % kPollsPerLook != 0) continue;
-    volatile ExchangeState* state = e.state;
-    if (state->ended != 0) return;
-    const uint64_t now = Now();
-    if (begin == 0) begin = now;
-    if (now - begin < e.patience_ns) continue;
-    state->late = static_cast<uint32_t>(from) + 1;
-    __threadfence_system();
-    state->ended = 1;
-    return;
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) ExchangeRowsKernel(const __grid_constant__ Exchange e) {
-  __shared__ uint32_t shared_call;
+__global__ void __launch_bounds__(kPostThreads) PostRowsKernel(const __grid_constant__ Exchange e) {
+  const uint32_t call = BeginCall(e);
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) {
-    uint32_t& calls = e.counters[e.rank]->calls[blockIdx.x];
-    shared_call = calls + 1;
-    calls = shared_call;
-  }
-  __syncthreads();
-  const uint32_t call = shared_call;
-  // The others have read what call n - 2 left here before they told of call n - 1, which this block
+  // The others have read what call n - 2 left here before they told of call n - 1, which this rank
   // has waited for.
-  const int64_t turn = (call % 2) * e.turn_bytes;
+  const int64_t turn = (call % 2) * e.post_bytes;
   for (int i = 0; i < e.num_stores; ++i) CopyShare(e.stores[i], 0, turn);
   __syncthreads();
   const bool waits = thread < e.ranks && thread != e.rank;
   if (waits) {
     __threadfence_system();
-    uint32_t* stored = &e.counters[thread]->stored[e.rank][blockIdx.x];
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(stored), "r"(call) : "memory");
+    uint32_t* posted = &e.counters[thread]->posted[e.rank][blockIdx.x];
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(posted), "r"(call) : "memory");
   }
   for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
-  if (waits) WaitForColumns(e, thread, call);
+  if (waits) {
+    const uint32_t* posted = &e.counters[e.rank]->posted[thread][blockIdx.x];
+    Patience patience;
+    while (static_cast<int32_t>(LoadAcquire(posted) - call) < 0 && !patience.Ends(e, thread)) {
+    }
+  }
   __syncthreads();
   for (int i = 0; i < e.num_loads; ++i) CopyShare(e.loads[i], turn, 0);
+  EndCall(e, call);
+}
+
+/// Where in an inbox what rank `from` has in a call lies.
+__device__ __forceinline__ int64_t InboxTurn(const Exchange& e, uint32_t call, int from) {
+  return (int64_t{call % 2} * e.ranks + from) * e.inbox_bytes;
+}
+
+/// This thread's chunks of this rank's columns to all others. A word of 16 bytes has two numbers of
+/// four bytes, each behind the call's: whatever part of it comes first, it tells what is there.
+__device__ __forceinline__ void SendShare(const Exchange& e, const UnitCopy& c, uint32_t call) {
+  const Chunks<kFlagChunk> chunks(c.copy);
+  const int64_t turn = InboxTurn(e, call, e.rank);
+  for (uint32_t i = chunks.first(); i < chunks.all(); i += kBatch * chunks.step()) {
+    uint2 batch[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t chunk = i + b * chunks.step();
+      if (chunk >= chunks.all()) continue;
+      const std::byte* from =
+          c.copy.from + chunks.RowOf(chunk) * c.copy.from_stride + chunks.ColumnOf(chunk);
+      if (c.unit >= kFlagChunk) {
+        batch[b] = __ldcg(reinterpret_cast<const uint2*>(from));
+      } else {
+        batch[b] = make_uint2(0, 0);
+        CopyOdd(from, reinterpret_cast<std::byte*>(&batch[b]), chunks.BytesOf(chunk), c.unit);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t chunk = i + b * chunks.step();
+      if (chunk >= chunks.all()) continue;
+      const int64_t at =
+          turn + 2 * (c.at + chunks.RowOf(chunk) * c.copy.to_stride + chunks.ColumnOf(chunk));
+      for (int to = 0; to < e.ranks; ++to) {
+        if (to == e.rank) continue;
+        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(e.inboxes[to] + at),
+                     "r"(batch[b].x), "r"(call), "r"(batch[b].y)
+                     : "memory");
+      }
+    }
+  }
+}
+
+/// This thread's chunks of another rank's columns, when they are there.
+__device__ __forceinline__ void ReceiveShare(const Exchange& e, const UnitCopy& c, uint32_t call) {
+  const Chunks<kFlagChunk> chunks(c.copy);
+  const std::byte* const inbox = e.inboxes[e.rank] + InboxTurn(e, call, c.rank);
+  Patience patience;
+  for (uint32_t i = chunks.first(); i < chunks.all(); i += kBatch * chunks.step()) {
+    uint4 batch[kBatch];
+    bool are_there;
+    do {
+      are_there = true;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const uint32_t chunk = i + b * chunks.step();
+        if (chunk >= chunks.all()) continue;
+        const std::byte* at =
+            inbox + 2 * (c.at + chunks.RowOf(chunk) * c.copy.from_stride + chunks.ColumnOf(chunk));
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(batch[b].x), "=r"(batch[b].y), "=r"(batch[b].z), "=r"(batch[b].w)
+                     : "l"(at)
+                     : "memory");
+        are_there &= batch[b].y == call && batch[b].w == call;
+      }
+    } while (!are_there && !patience.Ends(e, c.rank));
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t chunk = i + b * chunks.step();
+      if (chunk >= chunks.all()) continue;
+      const uint2 values = make_uint2(batch[b].x, batch[b].z);
+      std::byte* to = c.copy.to + chunks.RowOf(chunk) * c.copy.to_stride + chunks.ColumnOf(chunk);
+      if (c.unit >= kFlagChunk) {
+        *reinterpret_cast<uint2*>(to) = values;
+        continue;
+      }
+      for (int n = 0; n < chunks.BytesOf(chunk); ++n) {
+        const uint32_t word = n < 4 ? values.x : values.y;
+        to[n] = static_cast<std::byte>(word >> n % 4 * 8 & 0xFF);
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kFlagThreads) SendRowsKernel(const __grid_constant__ Exchange e) {
+  const uint32_t call = BeginCall(e);
+  // The others have read what call n - 2 left with them before they sent call n - 1, which this
+  // rank has received.
+  for (int i = 0; i < e.num_stores; ++i) SendShare(e, e.stores[i], call);
+  for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
+  for (int i = 0; i < e.num_loads; ++i) ReceiveShare(e, e.loads[i], call);
+  EndCall(e, call);
 }
 
 /// `odd`: what else the unit is to divide.
@@ -130,18 +291,38 @@ int UnitOf(const ColumnCopy& copy, int64_t odd) {
   const uint64_t bits = reinterpret_cast<uintptr_t>(copy.from) |
                         reinterpret_cast<uintptr_t>(copy.to) |
                         static_cast<uint64_t>(copy.from_stride | copy.to_stride | copy.width | odd);
-  for (const int unit : {16, 4, 2}) {
+  for (const int unit : {16, 8, 4, 2}) {
     if (bits % static_cast<uint64_t>(unit) == 0) return unit;
   }
   return 1;
 }
 
-int Take(std::span<const ColumnCopy> copies, size_t room, int64_t turn_bytes, UnitCopy* taken) {
+/// post_of(copy): what it reads or writes of a post; null: of none.
+template <typename PostOf>
+int Take(const ExchangeParams& params, std::span<const ColumnCopy> copies, size_t room,
+         PostOf post_of, UnitCopy* taken) {
   if (copies.size() > room) {
     RefuseArgument("ExchangeRows: ", copies.size(), " copies: at most ", room, " are possible");
   }
-  for (size_t i = 0; i < copies.size(); ++i) taken[i] = {copies[i], UnitOf(copies[i], turn_bytes)};
+  for (size_t i = 0; i < copies.size(); ++i) {
+    taken[i] = {copies[i], UnitOf(copies[i], params.post_bytes), -1, 0};
+    const std::byte* const at = post_of(copies[i]);
+    if (at == nullptr) continue;
+    for (int rank = 0; rank < params.ranks; ++rank) {
+      const std::byte* const post = params.posts[rank];
+      if (at >= post && at < post + params.post_bytes) taken[i].rank = rank;
+    }
+    if (taken[i].rank < 0) RefuseArgument("ExchangeRows: copy ", i, " is of no rank's post");
+    taken[i].at = at - params.posts[taken[i].rank];
+  }
   return static_cast<int>(copies.size());
+}
+
+/// So that every thread has `chunks` of so many bytes.
+int BlocksFor(const ExchangeParams& params, int64_t bytes_of_block, int least) {
+  const int most = params.shares_gpu ? kMostSharedExchangeBlocks : kMostExchangeBlocks;
+  const int64_t blocks = (params.bytes + bytes_of_block - 1) / bytes_of_block;
+  return static_cast<int>(std::clamp<int64_t>(blocks, least, most));
 }
 
 }  // namespace
@@ -157,12 +338,26 @@ cudaError_t ExchangeRows(const ExchangeParams& params, cudaStream_t stream) {
   std::copy(std::begin(params.counters), std::end(params.counters), e.counters);
   e.state = params.state;
   e.patience_ns = params.patience_ns;
-  e.turn_bytes = params.turn_bytes;
-  e.num_stores = Take(params.stores, kMostStores, params.turn_bytes, e.stores);
-  e.num_own = Take(params.own, kMostStores, 0, e.own);
-  e.num_loads = Take(params.loads, kMostLoads, params.turn_bytes, e.loads);
-  ExchangeRowsKernel<<<kExchangeBlocks, kThreads, 0, stream>>>(e);
-  return cudaGetLastError();
+  e.shares_gpu = params.shares_gpu;
+  e.post_bytes = params.post_bytes;
+  std::copy(std::begin(params.inboxes), std::end(params.inboxes), e.inboxes);
+  e.inbox_bytes = params.inbox_bytes;
+  e.num_stores = Take(
+      params, params.stores, kMostStores, [](const ColumnCopy& copy) { return copy.to; }, e.stores);
+  e.num_own = Take(
+      params, params.own, kMostStores, [](const ColumnCopy&) { return nullptr; }, e.own);
+  e.num_loads = Take(
+      params, params.loads, kMostLoads, [](const ColumnCopy& copy) { return copy.from; }, e.loads);
+  if (!params.with_flags) {
+    const int blocks = BlocksFor(params, 2 * kPostThreads * kPostChunk, kMostSharedExchangeBlocks);
+    return LaunchDependent(PostRowsKernel, dim3(blocks), dim3(kPostThreads), 0, stream, e);
+  }
+  if (2 * params.bytes > params.inbox_bytes) {
+    RefuseArgument("ExchangeRows: ", params.bytes, " bytes with flags: there is room for ",
+                   params.inbox_bytes / 2);
+  }
+  const int blocks = BlocksFor(params, kFlagThreads * kFlagChunk, 1);
+  return LaunchDependent(SendRowsKernel, dim3(blocks), dim3(kFlagThreads), 0, stream, e);
 }
 
 }  // namespace outrider::cuda

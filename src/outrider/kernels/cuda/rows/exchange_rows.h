@@ -1,6 +1,10 @@
-// Columns of rows that GPUs of one host exchange in one launch, which can be recorded: each GPU
-// stores its columns in memory of its own, tells the others by counters in their memory, waits for
-// theirs and reads the columns over peer memory. No host takes part.
+// Columns of rows that GPUs of one host exchange in one launch, which can be recorded. No host
+// takes part. There are two ways:
+//   with flags  a GPU stores its columns in the others' memory, every 8 bytes beside the number of
+//               the call, and reads its own memory until all numbers are there. One trip, but twice
+//               the bytes: for few rows.
+//   with posts  it stores them in memory of its own, tells the others by counters in their memory,
+//               waits for theirs and reads the columns over peer memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,9 +17,10 @@
 
 namespace outrider::cuda {
 
-/// Blocks of every exchange. A block only waits for the blocks of its number on other GPUs, and
-/// they are few, so that kernels of several ranks fit on one GPU.
-inline constexpr int kExchangeBlocks = 16;
+/// Blocks of an exchange at most. A block only waits for the blocks of its number on other GPUs.
+inline constexpr int kMostExchangeBlocks = 128;
+/// The same where ranks share a GPU: few, so that kernels of several ranks fit on it.
+inline constexpr int kMostSharedExchangeBlocks = 16;
 
 inline constexpr size_t kMostExchangeRanks = 8;
 inline constexpr size_t kMostExchangeStores = 4;
@@ -30,9 +35,10 @@ struct ExchangeState {
 /// One rank's counters, zeroed once. Whatever is launched or replayed, every launch takes the next
 /// numbers from here.
 struct ExchangeCounters {
-  uint32_t calls[kExchangeBlocks];  // that the blocks of this rank have begun
-  // Calls whose columns the blocks of the other ranks have stored; they write it.
-  uint32_t stored[kMostExchangeRanks][kExchangeBlocks];
+  uint32_t calls;         // that have ended on this rank
+  uint32_t ended_blocks;  // of the call that runs
+  // The last call whose columns the blocks of the other ranks have posted; they write it.
+  uint32_t posted[kMostExchangeRanks][kMostExchangeBlocks];
 };
 
 struct ExchangeParams {
@@ -41,14 +47,26 @@ struct ExchangeParams {
   ExchangeCounters* counters[kMostExchangeRanks] = {};  // by rank
   ExchangeState* state = nullptr;
   uint64_t patience_ns = 0;  // that a GPU waits for another
-  /// Memory for stored columns is there twice, this many bytes apart, and used in turn.
-  int64_t turn_bytes = 0;
-  /// Of this rank's columns: to its memory for the others. What others read of one copy begins at a
-  /// multiple of 16 bytes, and so do its rows.
+  /// Of the columns of the rank that has most; all ranks say the same.
+  int64_t bytes = 0;
+  /// Whether columns go with flags; all ranks say the same. Only where every rank has some, and
+  /// wants those of all others.
+  bool with_flags = false;
+  /// Whether ranks share a GPU.
+  bool shares_gpu = false;
+  /// By rank: memory for its posts, which is there twice, post_bytes apart, and used in turn.
+  const std::byte* posts[kMostExchangeRanks] = {};
+  int64_t post_bytes = 0;
+  /// By rank, zeroed once: memory for what comes with flags: twice, in turn, inbox_bytes from each
+  /// rank. Twice the bytes of a post.
+  std::byte* inboxes[kMostExchangeRanks] = {};
+  int64_t inbox_bytes = 0;
+  /// Of this rank's columns: to its post. What others read of one copy begins at a multiple of 16
+  /// bytes, and so do its rows.
   std::span<const ColumnCopy> stores;
   /// The same columns to where this rank wants them.
   std::span<const ColumnCopy> own;
-  /// From the memory of other ranks. A copy has the rows and width of the store that it reads.
+  /// From the posts of other ranks. A copy has the rows and width of the store that it reads.
   std::span<const ColumnCopy> loads;
 };
 

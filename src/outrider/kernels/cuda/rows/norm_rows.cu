@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, OccupancyOf(kChunks, kMany).blocks)
   if (params.true_rows != nullptr && row >= *params.true_rows) return;
 
   const int source_row = params.x_rows != nullptr ? params.x_rows[row] : row;
-  float* const source = params.x + static_cast<int64_t>(source_row) * params.hidden;
+  float* const source = params.x + source_row * params.x_stride;
   float4 x[kChunks] = {};
   if (params.embedding != nullptr) {
     const int token = params.tokens != nullptr ? params.tokens[row] : row;
@@ -179,6 +179,7 @@ cudaError_t Launch(const NormRowsParams& params, cudaStream_t stream) {
 
 cudaError_t NormRows(const NormRowsParams& given, cudaStream_t stream) {
   NormRowsParams params = given;
+  if (params.x_stride == 0) params.x_stride = params.hidden;
   if (params.out_stride == 0) params.out_stride = params.hidden;
   if (params.embedding_stride == 0) params.embedding_stride = params.hidden;
   Check(params);

@@ -23,6 +23,7 @@ struct NormRowsParams {
   // [num_rows, hidden]; 16-byte aligned, like all below. With embedding it may be null: then
   // nothing but the norm is written.
   float* x = nullptr;
+  int64_t x_stride = 0;  // elements, a multiple of 4 and at least hidden; 0: hidden
   // Optional: bf16 rows of `hidden`. With tokens [vocab_size, hidden], and token ids [num_rows] in
   // [0, vocab_size): a token outside is a bug and stops the kernel with an error. Without tokens
   // [num_rows, hidden]: rows that are bf16 instead of float32.

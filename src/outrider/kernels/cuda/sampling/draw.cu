@@ -9,6 +9,7 @@
 // in between, which are few as a rule, and looks for its end among those (DrawRow::FindBound).
 #include <algorithm>
 
+#include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
@@ -22,6 +23,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kMaxVocab = 400'000;
+constexpr int kChooseThreads = 128;
 
 int SliceOf(int vocab_size) {
   return ((vocab_size + kDrawBlocks - 1) / kDrawBlocks + 31) / 32 * 32;
@@ -170,6 +172,16 @@ __device__ __forceinline__ void WriteLogprobs(const DrawParams& params, const Dr
   results.top_logprobs[at] = logprob(key);
 }
 
+/// What stands for the token where none may follow.
+__device__ __forceinline__ int NoToken(uint64_t largest) {
+  return IsFiniteKey(largest) ? kDrawDeadEnd : kDrawOverflown;
+}
+
+__device__ __forceinline__ void WriteToken(const DrawResults& results, int row, int token) {
+  results.tokens[results.places != nullptr ? results.places[row] : row] =
+      results.ids != nullptr && token >= 0 ? results.ids[token] : token;
+}
+
 __global__ void __launch_bounds__(kDrawThreads, 2)
     DrawKernel(const DrawParams params, const DrawResults results, int slice) {
   extern __shared__ __align__(16) float values[];
@@ -183,6 +195,7 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   drawn.request = params.logit_requests[drawn.row];
   drawn.index = drawn.row - params.logit_start_loc[drawn.request];
   drawn.position = params.logit_positions[drawn.row];
+  drawn.first_token = params.first_token;
   drawn.logits = params.logits + drawn.row * params.logits_stride;
   const int first_mask = params.masks != nullptr ? params.first_mask[drawn.request] : -1;
   const int words = (params.vocab_size + 31) / 32;
@@ -220,7 +233,8 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
       Cut(slot, params.vocab_size, row, kept);
       winner = RunRace(slot, drawn, row, kept);
     } else if (!greedy && !cuts) {
-      winner = RunRace(slot, drawn, row, [](int, float) { return true; }, overflown);
+      winner = RunRace(
+          slot, drawn, row, [](int, float) { return true; }, overflown);
     }
   }
   int token = KeyToken(winner);
@@ -228,21 +242,23 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   if (!greedy && !drawable && static_cast<uint32_t>(winner >> 32) == kInfinityKey) {
     // The value is infinite: is the logit? A finite one may have been divided by very little.
     uint64_t key = 0;
-    const int at = token - row.first();
+    const int at = token - drawn.first_token - row.first();
     if (at >= 0 && at < row.count() && threadIdx.x == 0) {
-      key = TokenKey(in_memory ? drawn.logits[token] : row.at(at), token);
+      key = TokenKey(in_memory ? drawn.logits[row.first() + at] : row.at(at), token);
     }
     drawable = IsFiniteKey(row.Max(key));
   }
-  if (!drawable) {
-    token = IsFiniteKey(LargestInMemory(drawn, false, row)) ? kDrawDeadEnd : kDrawOverflown;
-  }
+  const uint64_t largest = drawable ? winner : LargestInMemory(drawn, false, row);
+  if (!drawable) token = NoToken(largest);
   if (row.rank() == 0 && threadIdx.x == 0) {
-    results.tokens[results.places != nullptr ? results.places[drawn.row] : drawn.row] =
-        results.ids != nullptr && token >= 0 ? results.ids[token] : token;
+    if (results.shares != nullptr) {
+      results.shares[drawn.row] = {winner, largest, drawable ? 1U : 0U};
+    } else {
+      WriteToken(results, drawn.row, token);
+    }
   }
 
-  if (token >= 0 && slot.top_logprobs >= 0) {
+  if (results.shares == nullptr && token >= 0 && slot.top_logprobs >= 0) {
     const int num_top = min(slot.top_logprobs, params.max_top_logprobs);
     if (!params.processed_logprobs && processed) {
       __syncthreads();  // all have read the row
@@ -258,6 +274,27 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   DrawClusterSync();  // other blocks may still be reading this one's memory
 }
 
+/// A thread a row.
+__global__ void __launch_bounds__(kChooseThreads)
+    ChooseKernel(const DrawnShare* shares, int rows, int parts, int64_t stride,
+                 const DrawResults results) {
+  LaunchDependents();
+  WaitForPriorGrid();
+  const int row = static_cast<int>(blockIdx.x) * kChooseThreads + static_cast<int>(threadIdx.x);
+  if (row >= rows) return;
+  const DrawnShare* const of_row = shares + row * stride;
+  DrawnShare best = of_row[0];
+  for (int part = 1; part < parts; ++part) {
+    const DrawnShare next = of_row[part];
+    if (next.winner > best.winner) {
+      best.winner = next.winner;
+      best.drawable = next.drawable;
+    }
+    best.largest = max(best.largest, next.largest);
+  }
+  WriteToken(results, row, best.drawable != 0 ? KeyToken(best.winner) : NoToken(best.largest));
+}
+
 void Check(const DrawParams& params) {
   if (params.max_rows < 0) {
     RefuseArgument("DrawTokens: max_rows is ", params.max_rows, ", it must not be negative");
@@ -269,6 +306,10 @@ void Check(const DrawParams& params) {
   if (params.logits_stride < params.vocab_size || params.logits_stride % 4 != 0) {
     RefuseArgument("DrawTokens: logits_stride is ", params.logits_stride,
                    ", it must be a multiple of 4 and at least ", params.vocab_size);
+  }
+  if (params.first_token < 0 || params.first_token % 32 != 0) {
+    RefuseArgument("DrawTokens: first_token is ", params.first_token,
+                   ", it must be a multiple of 32");
   }
   if (params.max_top_logprobs < 0 || params.max_top_logprobs > kMaxTopLogprobs) {
     RefuseArgument("DrawTokens: max_top_logprobs is ", params.max_top_logprobs,
@@ -303,6 +344,14 @@ cudaError_t DrawTokens(const DrawParams& params, const DrawResults& results, cud
   config.attrs = attributes;
   config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, DrawKernel, params, results, slice);
+}
+
+cudaError_t ChooseAmongShares(const DrawnShare* shares, int rows, int parts, int64_t stride,
+                              const DrawResults& results, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  const int blocks = (rows + kChooseThreads - 1) / kChooseThreads;
+  return LaunchDependent(ChooseKernel, dim3(blocks), dim3(kChooseThreads), 0, stream, shares, rows,
+                         parts, stride, results);
 }
 
 }  // namespace outrider::cuda

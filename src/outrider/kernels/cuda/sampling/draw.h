@@ -39,12 +39,22 @@ struct alignas(16) RequestSampling {
 /// output's.
 inline constexpr uint32_t kInPrompt = 0x80000000U;
 
+/// What a part of the vocabulary comes to for a row.
+struct alignas(32) DrawnShare {
+  uint64_t winner;    // TokenKey of the value that wins (token_order.h)
+  uint64_t largest;   // of the largest logit, or one above all where one overflows; of a part that
+                      // has a token to draw: `winner`
+  uint32_t drawable;  // the part has a token to draw
+};
+
 struct DrawParams {
   int max_rows = 0;                   // of logits
   const int32_t* num_rows = nullptr;  // optional [1] on the device: true number
   int vocab_size = 0;                 // 1 .. 400,000
-  const float* logits = nullptr;      // float32 [max_rows, vocab_size], 16-byte aligned rows
-  int64_t logits_stride = 0;          // a multiple of 4
+  int first_token = 0;            // with DrawResults::shares: logits are of the tokens from this
+                                  // one on, a multiple of 32
+  const float* logits = nullptr;  // float32 [max_rows, vocab_size], 16-byte aligned rows
+  int64_t logits_stride = 0;      // a multiple of 4
   // Rows of logits of a request follow each other; the first predicts the token behind what it has,
   // row j + 1 the one behind draft j: token_ids[logit_rows[its first row] + 1 + j].
   const int32_t* token_ids = nullptr;
@@ -71,6 +81,9 @@ struct DrawParams {
 
 /// By row of logits.
 struct DrawResults {
+  /// Optional [max_rows]: is written in place of all below. Of requests that want the likeliest
+  /// token or the winner of the race, and nothing else (DrawsByShares).
+  DrawnShare* shares = nullptr;
   int32_t* tokens = nullptr;        // [max_rows]: a token or one of the two above
   const int32_t* places = nullptr;  // optional [max_rows]: row r's token is tokens[places[r]]
   const int32_t* ids = nullptr;     // optional [vocab_size]: ids[i] is written in place of token i
@@ -84,5 +97,17 @@ struct DrawResults {
 /// One launch. What a row gets is a function of its logits and its request's fields alone. Throws
 /// Error for sizes outside the ranges above; otherwise returns what the launch returned.
 cudaError_t DrawTokens(const DrawParams& params, const DrawResults& results, cudaStream_t stream);
+
+/// Whether a request's token can be drawn from parts of the vocabulary, one by one.
+inline bool DrawsByShares(const RequestSampling& sampling) {
+  const bool cuts = sampling.top_k > 0 || sampling.top_p < 1.0F || sampling.min_p > 0.0F;
+  return !sampling.penalised && sampling.num_biases == 0 && sampling.top_logprobs < 0 &&
+         (sampling.temperature == 0.0F || !cuts);
+}
+
+/// The token of the whole vocabulary, from those of its parts: `shares` [rows, parts], rows
+/// `stride` apart. Of `results` tokens, places and ids are used.
+cudaError_t ChooseAmongShares(const DrawnShare* shares, int rows, int parts, int64_t stride,
+                              const DrawResults& results, cudaStream_t stream);
 
 }  // namespace outrider::cuda

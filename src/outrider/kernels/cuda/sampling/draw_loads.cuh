@@ -11,6 +11,7 @@ struct DrawnRow {
   int request;
   int index;  // among its request's rows: so many drafts come before it
   int64_t position;
+  int first_token;  // whose logit is the first
   const float* logits;
   const uint32_t* mask;  // or null
 };
@@ -81,7 +82,8 @@ __device__ __forceinline__ uint64_t LargestInMemory(const DrawnRow& drawn, bool 
     look(i + 2, four.z);
     look(i + 3, four.w);
   }
-  return row.Max(overflown ? kOverflownKey : at < 0 ? 0 : TokenKey(best, row.first() + at));
+  const int token = drawn.first_token + row.first() + at;
+  return row.Max(overflown ? kOverflownKey : at < 0 ? 0 : TokenKey(best, token));
 }
 
 }  // namespace outrider::cuda

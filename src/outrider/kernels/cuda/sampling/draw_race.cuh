@@ -156,7 +156,7 @@ __device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, co
         if ((four.allowed >> 8 * j & 1) == 0) four.logits[j] = -INFINITY;
       }
     }
-    racer.EnterFour(row.first() + i, four.logits);
+    racer.EnterFour(drawn.first_token + row.first() + i, four.logits);
   }
   return row.Max(overflown ? kOverflownKey : racer.winner());
 }
