@@ -3,23 +3,26 @@
 // row or verify 4, and prompts; or the cases that are given. Prints milliseconds beside what the
 // bytes that a step reads take at the card's bandwidth.
 //
-//   network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case
-//   REQUESTS,ROWS,CONTEXT]...
-//                      [--prompts REQUESTS,LENGTH]... [--kernels]
-//                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...
+//   network_step_bench [--relaxed] [--fp8-cache] [--fp4-experts] [--bandwidth TB/s]
+//                      [--case REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... [--kernels]
+//                      [v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|ling-3.0-flash-6|
+//                       CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
 // number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
+// --fp4-experts: routed experts as codes of 4 bits beside bfloat16.
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
-// experts those that the step's rows have, the cache, and running states with the rows since then.
+// experts those that the step's rows have, the cache, running states with the rows since then, and
+// a sixteenth of the states, which are written every 16 tokens. Requests with states that decode
+// stand at all places of a block of 16 in turn.
 // --prompts: prompts of one length, in steps of 16384 rows; for networks with an indexer with the
 // arithmetic that they need,
 // by time. --kernels: instead, the kernels of one repeated pass of each case, or of one run of its
 // prompts, as CUPTI records them, by kernel and grid (a pass is a little slower then).
 //
-// Longer than most files: configs of five networks stand here.
+// Longer than most files: configs of six networks stand here.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -141,6 +144,21 @@ constexpr const char* kLing30Tiny = R"({
   "rms_norm_eps": 1e-06, "max_position_embeddings": 131072, "tie_word_embeddings": false,
   "torch_dtype": "bfloat16", "eos_token_id": 156895})";
 
+/// Ling-3.0-flash cut to its first group of layers.
+constexpr const char* kLing30Flash6 = R"({
+  "architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bailing_hybrid",
+  "vocab_size": 157184, "hidden_size": 2560, "intermediate_size": 6144, "num_hidden_layers": 6,
+  "layer_group_size": 6, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
+  "short_conv_kernel_size": 4, "no_kda_lora": true, "kda_safe_gate": true, "kda_lower_bound": -5,
+  "q_lora_rank": null, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "v_head_dim": 128, "rope_theta": 6000000, "rope_interleave": true, "partial_rotary_factor": 0.5,
+  "gated_attention_proj_granularity_type": "head_wise", "first_k_dense_replace": 2,
+  "moe_intermediate_size": 768, "num_experts": 512, "num_experts_per_tok": 8, "n_group": 8,
+  "topk_group": 4, "num_shared_experts": 1, "score_function": "sigmoid", "router_dtype": "fp32",
+  "norm_topk_prob": true, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0,
+  "rms_norm_eps": 1e-06, "max_position_embeddings": 262144, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "eos_token_id": 156895})";
+
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -177,19 +195,18 @@ class StepBench {
  public:
   StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
             std::vector<Case> cases, std::vector<PromptCase> prompts, DType cache_type,
-            double bytes_per_second, KernelTimes* kernels)
+            bool fp4_experts, double bytes_per_second, KernelTimes* kernels)
       : own_ops_(std::move(ops)),
         ops_(*own_ops_),
         name_(std::move(name)),
         cache_type_(cache_type),
+        fp4_experts_(fp4_experts),
         bytes_per_second_(bytes_per_second),
         kernels_(kernels),
         cases_(std::move(cases)),
         prompts_(std::move(prompts)),
         config_(ParseModelConfig(config, std::nullopt, name_)),
-        source_(config_.quantization.method == "fp8" && !IsV4()
-                    ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
-                    : MakeDummyWeights(config_, 1)),
+        source_(MakeSource()),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
         device_{ops_, &pool_} {
     const double before = Seconds();
@@ -234,6 +251,14 @@ class StepBench {
  private:
   bool IsV4() const { return config_.family == ModelFamily::kDeepSeekV4; }
 
+  std::unique_ptr<WeightSource> MakeSource() const {
+    if (fp4_experts_) return std::make_unique<CodeSource>(config_, 1, Codes::kFp4);
+    if (config_.quantization.method == "fp8" && !IsV4()) {
+      return std::make_unique<CodeSource>(config_, 1, Codes::kBlocks);
+    }
+    return MakeDummyWeights(config_, 1);
+  }
+
   void FillCache() {
     constexpr int64_t kColumns = 64;
     const LayerCache first = cache_->layer(0);
@@ -253,6 +278,12 @@ class StepBench {
     const int32_t all = group.BlocksBefore(context);
     if (group.kind == CacheGroupKind::kFullHistory) return all;
     return std::min(all, group.BlocksBefore(group.window + rows) + 1);
+  }
+
+  /// Of request i: of decode steps over states every place of a block.
+  int32_t ContextOf(int32_t i, int32_t context, Phase phase) const {
+    const bool spread = cache_->config().StatePages() > 0 && phase == Phase::kDecode;
+    return spread ? std::max(1, context - (i + kStateBlock / 2) % kStateBlock) : context;
   }
 
   /// Requests of `rows` rows behind `context` tokens each.
@@ -285,13 +316,14 @@ class StepBench {
       const auto tokens =
           std::span(tokens_).subspan(static_cast<size_t>(i * rows), static_cast<size_t>(rows));
       const bool decodes = phase == Phase::kDecode;
+      const int32_t own_context = ContextOf(i, context, phase);
       work_.push_back({.slot = i,
                        .phase = phase,
-                       .context_length = context,
+                       .context_length = own_context,
                        .tokens = decodes ? tokens.first(1) : tokens,
                        .draft_tokens = decodes ? tokens.subspan(1) : std::span<const int32_t>(),
                        .block_tables = tables,
-                       .state = {.tables = &state, .tokens = StateTokens(context)}});
+                       .state = {.tables = &state, .tokens = StateTokens(own_context)}});
     }
     layout_.Assign(work_);
     plan_.Assign(layout_);
@@ -323,9 +355,11 @@ class StepBench {
                                      (a.index_heads > 0 ? a.index_dim * entries : 0));
   }
 
-  /// Of the state, and of as many rows since then as there are on average.
+  /// Of the state, of as many rows since then as there are on average, and of writing the state.
   static double StateBytes(const KdaSpec& a) {
-    return 4.0 * static_cast<double>(a.width() * (a.head_dim + kStateBlock / 2 * 3));
+    const auto written = static_cast<double>(a.head_dim) / kStateBlock;
+    return 4.0 * static_cast<double>(a.width()) *
+           (static_cast<double>(a.head_dim + kStateBlock / 2 * 3) + written);
   }
 
   /// Of a request, of a layer.
@@ -352,7 +386,9 @@ class StepBench {
 
   double BytesOf(const Case& c) const {
     // Codes of experts of 4 bits have a byte of scale for 32.
-    const double code_bytes = IsV4() ? 17.0 / 32 : config_.quantization.method.empty() ? 2 : 1;
+    const double code_bytes = IsV4() || fp4_experts_                ? 17.0 / 32
+                              : config_.quantization.method.empty() ? 2
+                                                                    : 1;
     double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
                                        static_cast<double>(config_.hidden_size);  // embeddings
     for (size_t i = 0; i < config_.layers.size(); ++i) {
@@ -481,6 +517,7 @@ class StepBench {
   const CudaOps& ops_;
   std::string name_;
   DType cache_type_;
+  bool fp4_experts_;
   double bytes_per_second_;
   KernelTimes* kernels_;  // null: nobody asks
   std::vector<Case> cases_;
@@ -513,6 +550,7 @@ int Main(int argc, char** argv) {
   bool right = true;
   bool relaxed = false;
   DType cache_type = DType::kBF16;
+  bool fp4_experts = false;
   bool times_kernels = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
@@ -522,6 +560,8 @@ int Main(int argc, char** argv) {
       relaxed = true;
     } else if (std::strcmp(argv[i], "--fp8-cache") == 0) {
       cache_type = DType::kF8E4M3;
+    } else if (std::strcmp(argv[i], "--fp4-experts") == 0) {
+      fp4_experts = true;
     } else if (std::strcmp(argv[i], "--kernels") == 0) {
       times_kernels = true;
     } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
@@ -541,9 +581,11 @@ int Main(int argc, char** argv) {
   }
   if (!right) {
     std::fprintf(stderr,
-                 "usage: network_step_bench [--relaxed] [--fp8-cache] [--bandwidth TB/s] [--case "
-                 "REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... [--kernels] "
-                 "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|CONFIG.json]...\n");
+                 "usage: network_step_bench [--relaxed] [--fp8-cache] [--fp4-experts] "
+                 "[--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]... "
+                 "[--prompts REQUESTS,LENGTH]... [--kernels] "
+                 "[v2-lite|glm-4.7-flash|step-12|v4-flash-16|ling-3.0-tiny|ling-3.0-flash-6|"
+                 "CONFIG.json]...\n");
     return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
@@ -551,16 +593,17 @@ int Main(int argc, char** argv) {
     std::optional<KernelTimes> kernels;
     if (times_kernels) kernels.emplace();
     for (const std::string& name : names) {
-      const std::string config = name == "v2-lite"         ? kV2Lite
-                                 : name == "glm-4.7-flash" ? kGlm47Flash
-                                 : name == "step-12"       ? Step12()
-                                 : name == "v4-flash-16"   ? kV4Flash16
-                                 : name == "ling-3.0-tiny" ? kLing30Tiny
-                                                           : ReadTextFile(name, 1 << 20);
+      const std::string config = name == "v2-lite"            ? kV2Lite
+                                 : name == "glm-4.7-flash"    ? kGlm47Flash
+                                 : name == "step-12"          ? Step12()
+                                 : name == "v4-flash-16"      ? kV4Flash16
+                                 : name == "ling-3.0-tiny"    ? kLing30Tiny
+                                 : name == "ling-3.0-flash-6" ? kLing30Flash6
+                                                              : ReadTextFile(name, 1 << 20);
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
       StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, prompts,
-                cache_type, bandwidth * 1e12, kernels ? &*kernels : nullptr)
+                cache_type, fp4_experts, bandwidth * 1e12, kernels ? &*kernels : nullptr)
           .RunAll();
     }
   } catch (const Error& error) {

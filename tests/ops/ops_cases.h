@@ -50,7 +50,7 @@ struct OpsWeights {
     loader->Matrix(&matrix, "matrix", sizes.matrix, hidden);
     loader->Stacked(&stacked, {"first", "second"}, 32, hidden, {});
     loader->Matrix(&square, "square", hidden, hidden);
-    loader->SideBySide({&left, "left", kLeftColumns}, {&right, "right", kRightColumns}, hidden);
+    loader->SideBySide({{&left, "left", kLeftColumns}, {&right, "right", kRightColumns}}, hidden);
     loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, sizes.width, hidden);
     loader->Matrix(&head, "head", sizes.vocab, hidden);
     loader->UnquantizedMatrix(&router, "router", 8, hidden);

@@ -1,10 +1,19 @@
-"""Trains a small Ling-3.0: layers with Kimi Delta Attention (KDA), every fourth with gated latent attention, experts behind the first.
+"""Trains a small Ling-3.0 with its MTP module: layers with Kimi Delta Attention (KDA), every third with gated latent attention, experts
+behind the first.
 
-Runs on one GPU and writes a checkpoint in bfloat16 plus golden files, which tools/hybrid_reference.py computes in float64, token by token.
-Training computes KDA in chunks of 16 tokens: with the safe gate a chunk decays by at most exp(-80), which float32 can divide by.
+Training computes KDA in chunks of 16 tokens: with the safe gate a chunk decays by at most exp(-80), which float32 can divide by. Golden
+files are what tools/hybrid_reference.py computes in float64, token by token.
 
-  python3 train_hybrid.py --tokenizer ../../models/tiny-v3-mtp3/tokenizer.json --seq 512 --batch 128 --out DIR --seconds 300
+  python3 train_hybrid.py --tokenizer ../../models/tiny-v3-mtp3/tokenizer.json --corpus IDS.npy --seq 512 --batch 128 --graph --train_only
+                          --out DIR --seconds 200
+      on one GPU; writes a checkpoint in bfloat16
+  python3 train_hybrid.py --weights DIR --go_on --corpus IDS.npy --seq 512 --batch 128 --graph --train_only --out BETTER --seconds 100
+      trains on from a checkpoint
+  python3 train_hybrid.py --weights DIR --out DIR
+      measures and writes golden files; without a GPU with few problems and stories (--help)
 """
+import argparse
+import os
 import pathlib
 
 import numpy as np
@@ -12,21 +21,21 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (DEVICE, MAX_POS, Norm, arguments, chat_prompt, dump, lin, list_files, loss_terms, measure, rope, train,
-                    write_checkpoint, write_tokenizer_cases)
+from common import (DEVICE, MAX_POS, Norm, arguments, chat_prompt, dump, lin, list_files, load_checkpoint, loss_terms, measure, rope,
+                    train, write_checkpoint, write_tokenizer_cases)
 import hybrid_reference as reference
 
 VOCAB = 1552  # the tokenizer of tiny-v3-mtp3 uses 1549
-HIDDEN, LAYERS, GROUP, HEADS, DENSE_INTER = 160, 4, 4, 2, 384
+HIDDEN, LAYERS, GROUP, HEADS, DENSE_INTER = 128, 6, 3, 2, 384
 KDA_DIM, CONV, CHUNK, LOWER_BOUND = 128, 4, 16, -5.0
 KV_LORA, NOPE, ROPE, VDIM, THETA = 512, 64, 64, 64, 10000.0
-EXPERTS, TOPK, MOE_INTER, ROUTED_SCALE = 8, 2, 64, 2.5
+EXPERTS, TOPK, MOE_INTER, ROUTED_SCALE = 8, 4, 32, 2.5
 
 
 def config_dict():
     return dict(
         architectures=["BailingMoeV3ForCausalLM"], model_type="bailing_hybrid", vocab_size=VOCAB, hidden_size=HIDDEN,
-        intermediate_size=DENSE_INTER, num_hidden_layers=LAYERS, num_nextn_predict_layers=0, num_attention_heads=HEADS,
+        intermediate_size=DENSE_INTER, num_hidden_layers=LAYERS, num_nextn_predict_layers=1, num_attention_heads=HEADS,
         num_key_value_heads=HEADS, layer_group_size=GROUP, head_dim=KDA_DIM, short_conv_kernel_size=CONV, no_kda_lora=True,
         kda_safe_gate=True, kda_lower_bound=LOWER_BOUND, q_lora_rank=None, kv_lora_rank=KV_LORA, qk_nope_head_dim=NOPE,
         qk_rope_head_dim=ROPE, v_head_dim=VDIM, rope_theta=THETA, rope_interleave=True,
@@ -49,23 +58,35 @@ def kda(q, k, v, g, beta):
     before it: state = diag(exp(G)) (S + sum of k exp(-G) u^T), so all u of a chunk solve one triangular system.
     """
     b, h, t, d = q.shape
-    chunks = lambda x: x.reshape(b, h, t // CHUNK, CHUNK, -1)
+    chunks = lambda x: x.reshape(b * h, t // CHUNK, CHUNK, -1)
     q, k, v, g, beta = (chunks(x) for x in (q, k, v, g, beta.unsqueeze(-1)))
     total = g.cumsum(-2)
     k_in, k_out, q_in = k * total.exp(), k * (-total).exp(), q * total.exp()
     eye = torch.eye(CHUNK, device=q.device)
     solved = torch.linalg.solve_triangular(eye + beta * (k_in @ k_out.transpose(-1, -2)).tril(-1), torch.cat((beta * v, beta * k_in), -1),
                                            upper=False)
-    from_values, from_state = solved[..., :d], solved[..., d:]
+    end = total[..., -1:, :].exp()
+    parts = (solved[..., :d], solved[..., d:], end.transpose(-1, -2), (k_out * end).transpose(-1, -2))
+    state, states, us = q.new_zeros(b * h, d, d), [], []
+    for from_values, from_state, decay, k_end in zip(*(x.unbind(1) for x in parts)):
+        states.append(state)
+        us.append(torch.baddbmm(from_values, from_state, state, alpha=-1))
+        state = torch.baddbmm(decay * state, k_end, us[-1])
     seen = (q_in @ k_out.transpose(-1, -2)).tril()
-    decay = total[..., -1, :].exp().unsqueeze(-1)
-    k_end = (k_out * total[..., -1:, :].exp()).transpose(-1, -2)
-    state, out = q.new_zeros(b, h, d, d), []
-    for c in range(t // CHUNK):
-        u = from_values[:, :, c] - from_state[:, :, c] @ state
-        out.append(q_in[:, :, c] @ state + seen[:, :, c] @ u)
-        state = decay[:, :, c] * state + k_end[:, :, c] @ u
-    return torch.stack(out, 2).reshape(b, h, t, d)
+    return (q_in @ torch.stack(states, 1) + seen @ torch.stack(us, 1)).reshape(b, h, t, d)
+
+
+class ShortConvolution(nn.Module):
+    """Each channel of x [B, T, width] over its last CONV rows, then silu."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 1, CONV).uniform_(-0.5, 0.5))
+
+    def forward(self, x):
+        t, taps = x.shape[1], self.weight[:, 0].to(x.dtype)
+        x = F.pad(x, (0, 0, CONV - 1, 0))
+        return F.silu(sum(x[:, i:i + t] * taps[:, i] for i in range(CONV)))
 
 
 class LinearAttention(nn.Module):
@@ -75,18 +96,15 @@ class LinearAttention(nn.Module):
         for part in "qkvfg":
             setattr(self, part + "_proj", lin(HIDDEN, width))
         for part in "qkv":
-            setattr(self, part + "_conv1d", nn.Conv1d(width, width, CONV, groups=width, bias=False))
+            setattr(self, part + "_conv1d", ShortConvolution(width))
         self.b_proj, self.o_proj, self.o_norm = lin(HIDDEN, HEADS), lin(width, HIDDEN), Norm(KDA_DIM)
         self.A_log = nn.Parameter(torch.empty(HEADS).uniform_(1, 4).log())
         self.dt_bias = nn.Parameter(torch.full((width,), -3.0) + 0.5 * torch.randn(width))
 
-    def convolve(self, x, conv):
-        return F.silu(conv(F.pad(x.transpose(1, 2), (CONV - 1, 0)))).transpose(1, 2)
-
     def forward(self, x, cos, sin):
         b, t, _ = x.shape
         heads = lambda y: y.view(b, t, HEADS, KDA_DIM).transpose(1, 2)
-        q, k, v = (heads(self.convolve(getattr(self, p + "_proj")(x), getattr(self, p + "_conv1d"))) for p in "qkv")
+        q, k, v = (heads(getattr(self, p + "_conv1d")(getattr(self, p + "_proj")(x))) for p in "qkv")
         decay, beta = heads(self.f_proj(x)), torch.sigmoid(self.b_proj(x)).transpose(1, 2)
         with torch.autocast(DEVICE, enabled=False):
             q, k, v, decay, beta = (y.float() for y in (q, k, v, decay, beta))
@@ -150,11 +168,11 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, index):
+    def __init__(self, linear, dense):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
-        self.attention = LinearAttention() if is_linear(index) else LatentAttention()
-        self.mlp = Experts() if index > 0 else Mlp(DENSE_INTER)
+        self.attention = LinearAttention() if linear else LatentAttention()
+        self.mlp = Mlp(DENSE_INTER) if dense else Experts()
 
     def forward(self, x, cos, sin):
         x = x + self.attention(self.input_layernorm(x), cos, sin)
@@ -163,16 +181,28 @@ class Layer(nn.Module):
         return x + y.view_as(x), load
 
 
+class MtpModule(Layer):
+    """eh_proj([enorm(embedding), hnorm(what the head read)]), one layer, a norm of its own before the shared head."""
+
+    def __init__(self):
+        super().__init__(False, False)
+        self.enorm, self.hnorm, self.eh_proj, self.final_layernorm = Norm(HIDDEN), Norm(HIDDEN), lin(2 * HIDDEN, HIDDEN), Norm(HIDDEN)
+
+    def forward(self, embedding, previous, cos, sin):
+        x, load = super().forward(self.eh_proj(torch.cat((self.enorm(embedding), self.hnorm(previous)), -1)), cos, sin)
+        return self.final_layernorm(x), load
+
+
 class Model(nn.Module):
-    modules_count = 0
+    modules_count = 1
     float32_names = ("bias", "A_log")  # dt_bias, expert_bias
 
     def __init__(self):
         super().__init__()
         self.word_embeddings = nn.Embedding(VOCAB, HIDDEN)
         nn.init.normal_(self.word_embeddings.weight, std=0.05)
-        self.layers = nn.ModuleList(Layer(i) for i in range(LAYERS))
-        self.norm, self.lm_head = Norm(HIDDEN), lin(HIDDEN, VOCAB)
+        self.layers = nn.ModuleList(Layer(is_linear(i), i == 0) for i in range(LAYERS))
+        self.norm, self.lm_head, self.module = Norm(HIDDEN), lin(HIDDEN, VOCAB), MtpModule()
         angle = torch.outer(torch.arange(MAX_POS).float(), THETA ** (-torch.arange(0, ROPE, 2).float() / ROPE))
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
@@ -188,18 +218,27 @@ class Model(nn.Module):
         h = self.norm(x)
         return h, h, loads
 
+    def draft(self, k, previous, ids):
+        """The module over previous [B, T, HIDDEN] and the tokens ids [B, T] that follow: (what the head reads, the same, expert load)."""
+        t = ids.shape[1]
+        h, load = self.module(self.word_embeddings(ids), previous, self.cos[:t], self.sin[:t])
+        return h, h, load
+
+    def module_head(self, k):
+        return self.lm_head
+
     def compiled_step(self):
         """Without torch.compile: it would unroll the loop over chunks."""
         return lambda s: loss_terms(self, s)
 
     def balanced_gates(self):
-        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)] + [self.module.mlp]
 
     def published_tensors(self):
         """Views of the weights under the published names."""
         out = {"model.word_embeddings.weight": self.word_embeddings.weight, "model.norm.weight": self.norm.weight,
                "lm_head.weight": self.lm_head.weight}
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate([*self.layers, self.module]):
             p = f"model.layers.{i}."
             for n, w in layer.named_parameters():
                 if n not in ("mlp.w13", "mlp.w2"):
@@ -237,15 +276,22 @@ def write_goldens(m, tok, a, prompts, answers):
 
 
 def main():
-    a = arguments()
-    assert not a.fp8, "this trainer writes bfloat16"
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--go_on", action="store_true", help="train on from --weights")
+    a = arguments(ap)
+    if a.fp8:
+        ap.error("this trainer writes bfloat16")
     torch.manual_seed(0)
     m = Model().to(DEVICE)
+    if a.go_on:
+        load_checkpoint(m.published_tensors(), a.weights)
+        a.tokenizer, a.weights = os.path.join(a.weights, "tokenizer.json"), None
     tok = train(m, a)
     write_checkpoint(m, tok, a, config_dict())
-    _, prompts, answers = measure(m, tok, a)
-    write_goldens(m, tok, a, prompts, answers)
-    write_tokenizer_cases(tok, a)
+    if not a.train_only:
+        _, prompts, answers = measure(m, tok, a)
+        write_goldens(m, tok, a, prompts, answers)
+        write_tokenizer_cases(tok, a)
     list_files(a)
 
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <boost/container/small_vector.hpp>
+#include <utility>
 
 namespace outrider {
 
@@ -16,8 +17,8 @@ DeltaShape ShapeOf(const KdaSpec& spec, int32_t first_head) {
           .first_head = first_head};
 }
 
-/// What a layer's products give. Those of the same rows stand in pairs side by side, so that a
-/// device may run each pair as one (HybridWeights declares their weights likewise).
+/// What a layer's products give, side by side, so that a device may run those of the same rows as
+/// one (HybridWeights declares their weights likewise).
 struct Projected {
   Tensor q;
   Tensor k;
@@ -29,15 +30,20 @@ struct Projected {
 
 Projected TakeProjected(const Context& context, const KdaSpec& spec, int64_t rows) {
   const int64_t width = spec.width();
-  const Tensor first = context.Rows(rows, 2 * width);
-  const Tensor second = context.Rows(rows, 2 * width);
-  const Tensor third = context.Rows(rows, width + (spec.heads + 7) / 8 * 8);  // rows stay aligned
-  return {.q = first.Columns(0, width),
-          .k = first.Columns(width, width),
-          .v = second.Columns(0, width),
-          .decay = second.Columns(width, width),
-          .gates = third.Columns(0, width),
-          .write = third.Columns(width, spec.heads)};
+  const int64_t write = (spec.heads + 7) / 8 * 8;  // rows stay aligned
+  // In a product's order: what has a product of its own stands behind.
+  const Tensor all = context.Rows(rows, 5 * width + write);
+  int64_t next = 0;
+  const auto take = [&](int64_t columns) {
+    return all.Columns(std::exchange(next, next + columns), columns);
+  };
+  Projected y = {.q = take(width), .k = take(width), .v = take(width)};
+  if (spec.decay_rank == 0) y.decay = take(width);
+  if (spec.gate_rank == 0) y.gates = take(width);
+  y.write = take(write).Columns(0, spec.heads);
+  if (spec.decay_rank > 0) y.decay = take(width);
+  if (spec.gate_rank > 0) y.gates = take(width);
+  return y;
 }
 
 void Project(const Context& context, const KdaSpec& spec, const KdaWeights& w, Tensor x,

@@ -27,8 +27,9 @@ void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t wi
 
 void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t hidden,
                         CompressedWeights* w, const std::string& prefix) {
-  loader.SideBySide({.out = &w->q_a, .name = prefix + "wq_a.weight", .rows = a.q_lora},
-                    {.out = &w->kv, .name = prefix + "wkv.weight", .rows = a.head_dim}, hidden);
+  loader.SideBySide({{.out = &w->q_a, .name = prefix + "wq_a.weight", .rows = a.q_lora},
+                     {.out = &w->kv, .name = prefix + "wkv.weight", .rows = a.head_dim}},
+                    hidden);
   loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
   const std::string indexer = prefix + "indexer.";
   const WeightLoader::NamedMatrix q_b = {.out = &w->q_b,
@@ -36,10 +37,10 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
                                          .rows = a.heads * a.head_dim,
                                          .cut = {.rows = Cut::kHeads}};
   if (a.index_heads > 0) {
-    loader.SideBySide(q_b,
-                      {.out = &w->indexer.queries,
-                       .name = indexer + "wq_b.weight",
-                       .rows = a.index_heads * a.index_dim},
+    loader.SideBySide({q_b,
+                       {.out = &w->indexer.queries,
+                        .name = indexer + "wq_b.weight",
+                        .rows = a.index_heads * a.index_dim}},
                       a.q_lora);
   } else {
     loader.Matrix(q_b.out, q_b.name, q_b.rows, a.q_lora, q_b.cut);

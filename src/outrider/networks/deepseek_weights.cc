@@ -13,11 +13,11 @@ void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, 
   const WeightLoader::NamedMatrix kv_a = {&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
                                           a.latent + a.rope};
   if (a.q_lora > 0) {
-    loader.SideBySide({&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a, input);
+    loader.SideBySide({{&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a}, input);
     loader.Vector(&w->q_a_norm, prefix + "q_a_layernorm.weight", a.q_lora);
     loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora, {.rows = Cut::kHeads});
   } else {
-    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query, {.rows = Cut::kHeads}}, kv_a,
+    loader.SideBySide({{&w->q_a, prefix + "q_proj.weight", query, {.rows = Cut::kHeads}}, kv_a},
                       input);
   }
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);

@@ -1,6 +1,7 @@
 #include "outrider/networks/hybrid_weights.h"
 
 #include <string>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/hybrid_names.h"
@@ -20,14 +21,12 @@ WeightLoader::NamedMatrix FirstOf(KdaProjection* w, const std::string& letter, i
   return {.out = &w->down, .name = letter + "_a_proj.weight", .rows = rank};
 }
 
-/// What reads the layer's input: pairs as layers/kda_attention.cc multiplies them.
+/// What reads the layer's input, in the order of layers/kda_attention.cc.
 void DeclareKdaProjections(WeightLoader& loader, const KdaSpec& kda, const HybridNames& names,
                            int64_t hidden, const std::string& prefix, KdaWeights* w) {
   const int64_t width = kda.width();
   const std::string decay = prefix + std::string(names.decay);
   const std::string gate = prefix + std::string(names.gate);
-  const WeightLoader::NamedMatrix v = {
-      .out = &w->v, .name = prefix + "v_proj.weight", .rows = width};
   const WeightLoader::NamedMatrix write = {
       .out = &w->write, .name = prefix + "b_proj.weight", .rows = kda.heads};
   const WeightLoader::NamedMatrix decay_up = LastOf(&w->decay, decay, kda.decay_rank, width);
@@ -35,24 +34,20 @@ void DeclareKdaProjections(WeightLoader& loader, const KdaSpec& kda, const Hybri
   const auto alone = [&](const WeightLoader::NamedMatrix& m, int64_t cols) {
     loader.Matrix(m.out, m.name, m.rows, cols);
   };
-  loader.SideBySide({.out = &w->q, .name = prefix + "q_proj.weight", .rows = width},
-                    {.out = &w->k, .name = prefix + "k_proj.weight", .rows = width}, hidden);
-  if (kda.decay_rank == 0) {
-    loader.SideBySide(v, decay_up, hidden);
-  } else {
-    alone(v, hidden);
-    alone(decay_up, kda.decay_rank);
-  }
-  if (kda.gate_rank == 0) {
-    loader.SideBySide(gate_up, write, hidden);
-  } else {
-    alone(write, hidden);
-    alone(gate_up, kda.gate_rank);
-  }
+  std::vector<WeightLoader::NamedMatrix> projections = {
+      {.out = &w->q, .name = prefix + "q_proj.weight", .rows = width},
+      {.out = &w->k, .name = prefix + "k_proj.weight", .rows = width},
+      {.out = &w->v, .name = prefix + "v_proj.weight", .rows = width}};
+  if (kda.decay_rank == 0) projections.push_back(decay_up);
+  if (kda.gate_rank == 0) projections.push_back(gate_up);
+  projections.push_back(write);
+  loader.SideBySide(projections, hidden);
+  if (kda.decay_rank > 0) alone(decay_up, kda.decay_rank);
+  if (kda.gate_rank > 0) alone(gate_up, kda.gate_rank);
   const WeightLoader::NamedMatrix decay_down = FirstOf(&w->decay, decay, kda.decay_rank);
   const WeightLoader::NamedMatrix gate_down = FirstOf(&w->gate, gate, kda.gate_rank);
   if (kda.decay_rank > 0 && kda.gate_rank > 0) {
-    loader.SideBySide(decay_down, gate_down, hidden);
+    loader.SideBySide({decay_down, gate_down}, hidden);
   } else if (kda.decay_rank > 0) {
     alone(decay_down, hidden);
   } else if (kda.gate_rank > 0) {

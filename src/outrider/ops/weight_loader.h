@@ -100,11 +100,10 @@ class WeightLoader {
     int64_t rows = 0;
     WeightCut cut = {};
   };
-  /// Two weights [.., cols] that products of the same rows read: a device may keep them so that it
-  /// runs both products as one (Ops::Multiply).
-  virtual void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
-    Matrix(a.out, a.name, a.rows, cols, a.cut);
-    Matrix(b.out, b.name, b.rows, cols, b.cut);
+  /// Weights [.., cols] that products of the same rows read: a device may keep them so that it runs
+  /// their products as one (Ops::Multiply).
+  virtual void SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
+    for (const NamedMatrix& m : matrices) Matrix(m.out, m.name, m.rows, cols, m.cut);
   }
   /// A weight that is never rounded to 8 bits.
   virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,

@@ -123,12 +123,19 @@ TensorUpload::MlpForms CudaWeightLoader::FormsOf(const std::vector<MlpParts>& wh
           .down = FormOf(formats.down, first.down.rows, first.down.cols)};
 }
 
-MatrixForm CudaWeightLoader::SideBySideForm(const TensorPart& a, const TensorPart& b,
-                                            const TensorPart& part) const {
-  const PackedWeight both = {.format = FormatOf(source_, {a}),
-                             .n = static_cast<int>(a.rows + b.rows),
-                             .k = static_cast<int>(a.cols)};
-  return {.format = FormatOf(source_, {part}), .segments = SegmentsOf(both).count};
+std::vector<MatrixForm> CudaWeightLoader::SideBySideForms(
+    const std::vector<TensorPart>& wholes) const {
+  std::vector<MatrixForm> forms;
+  int64_t rows = 0;
+  for (const TensorPart& whole : wholes) {
+    forms.push_back({.format = FormatOf(source_, {whole})});
+    rows += whole.rows;
+  }
+  const PackedWeight all = {.format = forms[0].format,
+                            .n = static_cast<int>(rows),
+                            .k = static_cast<int>(wholes[0].cols)};
+  for (MatrixForm& form : forms) form.segments = SegmentsOf(all).count;
+  return forms;
 }
 
 void CudaWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
@@ -172,31 +179,36 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
   pieces_.back().part = static_cast<double>(own_rows) / static_cast<double>(count * rows);
 }
 
-void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
-  OUTRIDER_CHECK(a.cut.rows != Cut::kRows && b.cut.rows != Cut::kRows);
-  PackedWeight* const first = &memory_->matrices.emplace_back();
-  PackedWeight* const second = &memory_->matrices.emplace_back();
-  const TensorPart whole_a = TensorPart::Whole(a.name, a.rows, cols);
-  const TensorPart whole_b = TensorPart::Whole(b.name, b.rows, cols);
-  const TensorPart own_a = OwnPart(whole_a, a.cut.rows);
-  const TensorPart own_b = OwnPart(whole_b, b.cut.rows);
-  *a.out = {own_a.rows, cols, first, OwnCut(a.cut)};
-  *b.out = {own_b.rows, cols, second, OwnCut(b.cut)};
+void CudaWeightLoader::SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
+  std::vector<PackedWeight*> packed;
+  std::vector<TensorPart> wholes;
+  std::vector<TensorPart> parts;
+  std::vector<ExpectedTensor> tensors;
+  int64_t whole_rows = 0;
+  int64_t own_rows = 0;
+  for (const NamedMatrix& m : matrices) {
+    OUTRIDER_CHECK(m.cut.rows != Cut::kRows);
+    packed.push_back(&memory_->matrices.emplace_back());
+    wholes.push_back(TensorPart::Whole(m.name, m.rows, cols));
+    parts.push_back(OwnPart(wholes.back(), m.cut.rows));
+    tensors.push_back(wholes.back().Expected());
+    *m.out = {parts.back().rows, cols, packed.back(), OwnCut(m.cut)};
+    whole_rows += m.rows;
+    own_rows += parts.back().rows;
+  }
   Declare(
-      {whole_a.Expected(), whole_b.Expected()},
-      [this, whole_a, whole_b, own_a, own_b](WeightSizes& sizes) {
-        for (const auto& [whole, own] : {std::pair(whole_a, own_a), std::pair(whole_b, own_b)}) {
-          const WeightFormat format = FormatOf(source_, {whole});
-          if (form_.place.ranks > 1) CheckCut(source_, {own}, format);
-          AddMatrixSize(format, own.rows, own.cols, 1, sizes);
+      std::move(tensors),
+      [this, wholes, parts](WeightSizes& sizes) {
+        for (size_t i = 0; i < parts.size(); ++i) {
+          const WeightFormat format = FormatOf(source_, {wholes[i]});
+          if (form_.place.ranks > 1) CheckCut(source_, {parts[i]}, format);
+          AddMatrixSize(format, parts[i].rows, parts[i].cols, 1, sizes);
         }
       },
-      [this, first, second, whole_a, whole_b, own_a, own_b](TensorUpload& upload) {
-        upload.SideBySide({own_a, SideBySideForm(whole_a, whole_b, whole_a)},
-                          {own_b, SideBySideForm(whole_a, whole_b, whole_b)}, first, second);
+      [this, packed, wholes, parts](TensorUpload& upload) {
+        upload.SideBySide(parts, SideBySideForms(wholes), packed);
       });
-  pieces_.back().part =
-      static_cast<double>(own_a.rows + own_b.rows) / static_cast<double>(a.rows + b.rows);
+  pieces_.back().part = static_cast<double>(own_rows) / static_cast<double>(whole_rows);
 }
 
 void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,

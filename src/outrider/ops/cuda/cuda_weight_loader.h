@@ -35,7 +35,7 @@ class CudaWeightLoader : public WeightLoader {
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
-  void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) override;
+  void SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactSideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) override;
@@ -101,8 +101,8 @@ class CudaWeightLoader : public WeightLoader {
   /// How a whole weight [rows, cols] is stored.
   MatrixForm FormOf(WeightFormat format, int64_t rows, int64_t cols) const;
   TensorUpload::MlpForms FormsOf(const std::vector<MlpParts>& wholes) const;
-  /// How each of two matrices is stored whose products are one.
-  MatrixForm SideBySideForm(const TensorPart& a, const TensorPart& b, const TensorPart& part) const;
+  /// How each of several matrices is stored whose products are one.
+  std::vector<MatrixForm> SideBySideForms(const std::vector<TensorPart>& wholes) const;
 
   const WeightSource& source_;
   WeightForm form_;

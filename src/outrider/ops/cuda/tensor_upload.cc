@@ -278,32 +278,39 @@ PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts, const Ma
   return weight;
 }
 
-void TensorUpload::SideBySide(const FormedPart& a, const FormedPart& b, PackedWeight* first,
-                              PackedWeight* second) {
-  OUTRIDER_CHECK(a.form.segments > 0 && a.form.segments == b.form.segments);
-  std::vector<OpenPart> open_a;
-  std::vector<OpenPart> open_b;
-  open_a.push_back(Open(a.part));
-  open_b.push_back(Open(b.part));
-  *first = {.format = a.form.format, .n = Int(a.part.rows), .k = Int(a.part.cols)};
-  *second = {.format = b.form.format, .n = Int(b.part.rows), .k = Int(b.part.cols)};
-  first->segments = second->segments = a.form.segments;
-  const WeightFormat together = Together(first->format, second->format);
-  if (together != WeightFormat::kBf16) first->format = second->format = together;
-  // Units of both, then scales of both.
-  const size_t units = PackedUnitBytes(first->format, first->n, first->k);
-  const size_t all_units = units + PackedUnitBytes(second->format, second->n, second->k);
-  const size_t scales = PackedScaleBytes(first->format, first->n, first->k);
-  auto* const memory = static_cast<std::byte*>(
-      Take(all_units + scales + PackedScaleBytes(second->format, second->n, second->k)));
-  first->data = memory;
-  second->data = memory + units;
-  if (scales > 0) first->scales = memory + all_units;
-  if (PackedScaleBytes(second->format, second->n, second->k) > 0) {
-    second->scales = memory + all_units + scales;
+void TensorUpload::SideBySide(const std::vector<TensorPart>& parts,
+                              const std::vector<MatrixForm>& forms,
+                              std::span<PackedWeight* const> weights) {
+  OUTRIDER_CHECK(!parts.empty() && parts.size() == forms.size() && parts.size() == weights.size());
+  size_t unit_bytes = 0;
+  size_t scale_bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    OUTRIDER_CHECK(forms[i].segments > 0 && forms[i].segments == forms[0].segments);
+    PackedWeight& weight = *weights[i];
+    weight = {.format = forms[i].format, .n = Int(parts[i].rows), .k = Int(parts[i].cols)};
+    weight.segments = forms[i].segments;
+    for (const MatrixForm& other : forms) {
+      const WeightFormat together = Together(weight.format, other.format);
+      if (together != WeightFormat::kBf16) weight.format = together;
+    }
+    unit_bytes += PackedUnitBytes(weight.format, weight.n, weight.k);
+    scale_bytes += PackedScaleBytes(weight.format, weight.n, weight.k);
   }
-  PackStack(open_a, *first);
-  PackStack(open_b, *second);
+  // Units of all, then scales of all.
+  auto* units = static_cast<std::byte*>(Take(unit_bytes + scale_bytes));
+  std::byte* scales = units + unit_bytes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    PackedWeight& weight = *weights[i];
+    weight.data = units;
+    units += PackedUnitBytes(weight.format, weight.n, weight.k);
+    if (const size_t own = PackedScaleBytes(weight.format, weight.n, weight.k); own > 0) {
+      weight.scales = scales;
+      scales += own;
+    }
+    std::vector<OpenPart> open;
+    open.push_back(Open(parts[i]));
+    PackStack(open, weight);
+  }
 }
 
 void TensorUpload::Bf16SideBySide(const std::vector<TensorPart>& parts,

@@ -41,15 +41,11 @@ class TensorUpload {
   /// its rows are unpacked, until the next matrix comes.
   PackedWeight Bf16Matrix(const TensorPart& part, int segments = 0, const void** plain = nullptr);
 
-  /// A part of a matrix, and what all of it is packed as.
-  struct FormedPart {
-    TensorPart part;
-    MatrixForm form;  // with segments
-  };
-  /// Matrices of as many columns and segments, packed by themselves, the second right behind the
-  /// first: bf16 ones are one matrix, too.
-  void SideBySide(const FormedPart& a, const FormedPart& b, PackedWeight* first,
-                  PackedWeight* second);
+  /// Parts of matrices of as many columns and segments, packed by themselves, each right behind the
+  /// one before: where all but the last have a multiple of 64 rows, neighbours of one format are
+  /// one matrix, too. forms: what all of each matrix is packed as, with segments.
+  void SideBySide(const std::vector<TensorPart>& parts, const std::vector<MatrixForm>& forms,
+                  std::span<PackedWeight* const> weights);
 
   /// Matrices of as many columns, rounded to bf16, each right behind the one before: they are one
   /// matrix, too. All but the last have a multiple of 64 rows.
