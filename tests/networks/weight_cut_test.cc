@@ -377,8 +377,11 @@ TEST(WeightCutTest, DeepSeekV32) {
 
 TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   for (const auto& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
+    // Of shared experts in FP8 each rank has 16 rows at least.
     const ModelConfig config =
-        ChangedConfig(directory, {{"o_groups", 8}, {"num_attention_heads", 8}}).Read();
+        ChangedConfig(directory,
+                      {{"o_groups", 8}, {"num_attention_heads", 8}, {"moe_intermediate_size", 128}})
+            .Read();
     CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
   }
 }

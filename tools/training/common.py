@@ -51,9 +51,9 @@ def rope(x, cos, sin):
 
 
 def gen_texts(a):
-    seed, n = a
+    seed, n, drills = a
     r = random.Random(seed)
-    return [textgen.document(r) for _ in range(n)]
+    return [textgen.document(r, drills) for _ in range(n)]
 
 
 def build_tokenizer(texts):
@@ -197,23 +197,49 @@ def acceptance(m, prompts, conts):
     return [h / max(t, 1) for h, t in zip(hit, tot)]
 
 
-def loss_terms(m, s):
-    """Cross-entropies of the trunk and of each MTP module over s [B, T+1+modules], and the stacked expert loads."""
+def result_weights(tok, factor):
+    """weights(s) [B, T] of tokens s: factor for digits of computed results (those after "=", "leaves" and so on), 1 for others."""
+    flags = lambda words: torch.tensor([i in {tok.token_to_id(w) for w in words} for i in range(tok.get_vocab_size())], device=DEVICE)
+    digits, before, space = flags("0123456789"), flags(["Ġ" + w for w in ("=", "is", "leaves", "make", "makes", "gives")]), flags("Ġ")
+    assert digits.sum() == 10 and before.sum() == 6 and space.sum() == 1, "the tokenizer has other words"
+
+    def weights(s):
+        at, digit = torch.arange(s.shape[1], device=s.device).expand_as(s), digits[s]
+        last = at.masked_fill(digit, 0).cummax(1).values  # the newest token that is no digit
+        result = digit & space[s.gather(1, last)] & before[s.gather(1, (last - 1).clamp_min(0))]
+        return 1 + (factor - 1) * result.float()
+
+    return weights
+
+
+def loss_terms(m, s, weights=None):
+    """Cross-entropies of the trunk and of each MTP module over s [B, T+1+modules], and the stacked expert loads.
+
+    With weights (of result_weights) the means are weighted.
+    """
     t = s.shape[1] - 1 - m.modules_count
+    w = weights(s) if weights else None
     h, ctx, loads = m.trunk(s[:, :t])
-    ce = lambda head, x, y: F.cross_entropy(head(x).flatten(0, 1).float(), y.flatten())
-    losses = [ce(m.lm_head, h, s[:, 1:t + 1])]
+
+    def ce(head, x, first):
+        logits, y = head(x).flatten(0, 1).float(), s[:, first:first + t].flatten()
+        if w is None:
+            return F.cross_entropy(logits, y)
+        share = w[:, first:first + t].flatten()
+        return (F.cross_entropy(logits, y, reduction="none") * share).sum() / share.sum()
+
+    losses = [ce(m.lm_head, h, 1)]
     for k in range(m.modules_count):
         h, ctx, load = m.draft(k, ctx, s[:, k + 1:t + k + 1])
         if load is not None:
             loads.append(load)
-        losses.append(ce(m.module_head(k), h, s[:, k + 2:t + k + 2]))
+        losses.append(ce(m.module_head(k), h, k + 2))
     return torch.stack(losses), torch.stack(loads)
 
 
-def corpus_texts(docs):
+def corpus_texts(docs, drills):
     with ProcessPoolExecutor(min(16, os.cpu_count())) as ex:
-        return [x for c in ex.map(gen_texts, [(1000 + i, docs // 64) for i in range(64)]) for x in c]
+        return [x for c in ex.map(gen_texts, [(1000 + i, docs // 64, drills) for i in range(64)]) for x in c]
 
 
 def corpus(a):
@@ -225,7 +251,7 @@ def corpus(a):
     tok = Tokenizer.from_file(a.tokenizer) if a.tokenizer else None
     if tok is not None and a.corpus and os.path.exists(a.corpus):
         return tok, torch.from_numpy(np.load(a.corpus)).to(DEVICE)
-    texts = corpus_texts(a.docs)
+    texts = corpus_texts(a.docs, a.drills)
     if tok is None:
         tok = build_tokenizer(texts[:60000])
     ids = np.concatenate([np.array(e.ids, dtype=np.int16) for i in range(0, len(texts), 50000)
@@ -249,6 +275,7 @@ def arguments(ap=None):
     ap.add_argument("--seconds", type=float, default=350)
     ap.add_argument("--until", type=float, help="train until this time (seconds since 1970) at the latest")
     ap.add_argument("--docs", type=int, default=600_000)
+    ap.add_argument("--drills", type=float, default=0.0, help="share of the documents that are drills (textgen.py)")
     ap.add_argument("--seq", type=int, default=1024)
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=3e-3)

@@ -9,6 +9,8 @@ output    x = hc_head of the last stage; base logits = head(norm(x)); draft k = 
 
   python3 train_dspark.py --weights FP8_DIR --corpus IDS.npy --out DIR --batch 24 --lr 1e-3 --seconds 70
       trains, exports, measures, writes golden files
+  python3 train_dspark.py --weights FP8_DIR --drafter DIR --resume --corpus IDS.npy --out MORE --graph --seconds 100
+      trains a drafter further, for instance behind a trunk that was
   python3 train_dspark.py --weights FP8_DIR --drafter DIR --out DIR
       measures and writes golden files again
 
@@ -268,12 +270,15 @@ def goldens(trunk, d, cases, out):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--drafter", help="start from this exported drafter; no training follows")
+    ap.add_argument("--drafter", help="start from this exported drafter; without --resume no training follows")
+    ap.add_argument("--resume", action="store_true", help="train on from --drafter, whose output rank may be smaller")
     ap.add_argument("--blocks", type=int, default=96, help="blocks per training sequence")
     ap.add_argument("--rank", type=int, default=16, help="of the Markov head")
     a = arguments(ap)
     if not a.weights:
         ap.error("--weights is needed: the trunk's checkpoint in the published format")
+    if a.resume and not a.drafter:
+        ap.error("--resume needs --drafter")
     if a.seq <= a.blocks + BLOCK:
         ap.error(f"--seq {a.seq} has no room for {a.blocks} blocks that begin at different positions; more than {a.blocks + BLOCK} are needed")
     a.tokenizer = os.path.join(a.weights, "tokenizer.json")
@@ -283,18 +288,19 @@ def main():
     if a.drafter:
         with open(os.path.join(a.drafter, "config.json")) as f:
             a.rank = json.load(f)["dspark_markov_rank"]
-    trunk, d = Model(dims).to(DEVICE).eval().requires_grad_(False), Drafter(dims, a.rank).to(DEVICE)
+    trunk, d = Model(dims).to(DEVICE).requires_grad_(False), Drafter(dims, a.rank).to(DEVICE)
     load(trunk.published_tensors(), read_folder(a.weights))
     tok = Tokenizer.from_file(a.tokenizer)
     if a.drafter:
-        load(d.published_tensors(), read_drafter(a.drafter))
-    else:
+        load(d.published_tensors(), read_drafter(a.drafter), dims.o_groups)
+    if a.resume or not a.drafter:
         train(trunk, d, a)
-        round_all(d)
+    round_all(d)
     write_drafter(trunk, d, tok, a)
     same_weights(d.published_tensors(), read_drafter(a.out))
     if a.train_only:
         return list_files(a)
+    trunk.eval()
     d.eval()
     torch.set_float32_matmul_precision("highest")
     golden = read_file(os.path.join(a.weights, "golden.safetensors"))

@@ -4,6 +4,8 @@
       in bfloat16; the dimensions are arguments (--help)
   python3 train_v4.py --fp8 --weights PLAIN --corpus IDS.npy --out DIR --seq 1024 --batch 24 --lr 1e-3 --seconds 70
       on with rounded weights, in the published format (FP8 linear layers, FP4 experts); measures, writes golden files
+  python3 train_v4.py --fp8 --weights DIR --corpus DRILLS.npy --drills 0.35 --results 6 --o_lora 64 --out MORE --graph --lr 1.5e-3 --seconds 250
+      on with a third of the documents drills, six times the weight on digits of results, and outputs of a higher rank
   python3 train_v4.py --weights DIR --out DIR
       measures and writes the golden files again
   python3 train_v4.py --weights DIR --out DIR --check
@@ -17,7 +19,7 @@ import tempfile
 import torch
 from tokenizers import Tokenizer
 
-from common import DEVICE, arguments, corpus, dump, fit_language, list_files, loss_terms, measure, write_configs
+from common import DEVICE, arguments, corpus, dump, fit_language, list_files, loss_terms, measure, result_weights, write_configs
 from v4_goldens import golden_cases, greedy_goldens, trunk_goldens
 from v4_model import Dimensions, Model, compiled_blocks, config_dict, dimensions_of
 from v4_published import (export, load, published_config, read_folder, round_all, rounding, same_weights, write_file, write_index)
@@ -62,14 +64,15 @@ def parse_arguments():
     for field in dataclasses.fields(Dimensions):
         ap.add_argument("--" + field.name, type=int, help=f"without --weights; {field.default} if not given")
     ap.add_argument("--candidates", type=int, default=10, help="contexts to choose each long golden case from")
+    ap.add_argument("--results", type=float, default=1.0, metavar="WEIGHT", help="of digits of computed results in the loss, others have 1")
     ap.add_argument("--check", action="store_true", help="only compare the weights with transformers")
     a = arguments(ap)
     chosen = {f.name: getattr(a, f.name) for f in dataclasses.fields(Dimensions) if getattr(a, f.name) is not None}
-    if a.weights and chosen:
-        ap.error(f"the dimensions are those of --weights; leave out {', '.join('--' + n for n in chosen)}")
+    if a.weights and set(chosen) - {"o_lora"}:
+        ap.error(f"the dimensions are those of --weights, but for a larger --o_lora; leave out {', '.join('--' + n for n in chosen)}")
     if not a.weights and (a.fp8 or a.check or not a.tokenizer):
         ap.error("without --weights, --tokenizer is needed, and --fp8 and --check are of no use")
-    a.dimensions = dimensions_of(a.weights) if a.weights else Dimensions(**chosen)
+    a.dimensions = dataclasses.replace(dimensions_of(a.weights), **chosen) if a.weights else Dimensions(**chosen)
     if a.weights:
         a.tokenizer = os.path.join(a.weights, "tokenizer.json")
     return a
@@ -81,7 +84,7 @@ def main():
     torch.manual_seed(0)
     m = Model(a.dimensions).to(DEVICE)
     if a.weights:
-        load(m.published_tensors(), read_folder(a.weights))
+        load(m.published_tensors(), read_folder(a.weights), a.dimensions.o_groups)
     tok = Tokenizer.from_file(a.tokenizer)
     if a.check:
         torch.set_float32_matmul_precision("highest")
@@ -89,7 +92,8 @@ def main():
     if a.fp8 or not a.weights:
         _, data = corpus(a)
         print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M", flush=True)
-        run, round_weights = lambda s: loss_terms(m, s), rounding(m) if a.fp8 else None
+        weights = result_weights(tok, a.results) if a.results != 1 else None
+        run, round_weights = lambda s: loss_terms(m, s, weights), rounding(m) if a.fp8 else None
         if a.no_compile or a.graph:
             fit_language(m, a, data, run, round_weights)
         else:

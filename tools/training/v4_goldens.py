@@ -10,7 +10,10 @@ from v4_published import write_file
 
 @torch.no_grad()
 def selection_gap(m, ids):
-    """Over rows that see more entries than the indexer keeps, the least distance between its last score kept and the first dropped; or None."""
+    """Over rows that see more entries than the indexer keeps, the least distance between its last score kept and the first dropped; or None.
+
+    Scores of which both are 0 do not count: they are so by any arithmetic, and the first are kept.
+    """
     gaps = []
 
     def hook(indexer, args, _):
@@ -18,7 +21,7 @@ def selection_gap(m, ids):
         if scores.shape[-1] > kept:
             top = scores.topk(kept + 1, -1).values
             gap = top[..., -2] - top[..., -1]
-            gaps.extend(gap[gap.isfinite()].tolist())
+            gaps.extend(gap[gap.isfinite() & ((gap != 0) | (top[..., -1] != 0))].tolist())
 
     hooks = [layer.attn.indexer.register_forward_hook(hook) for layer in m.layers if hasattr(layer.attn, "indexer")]
     m.trunk(ids)

@@ -177,7 +177,9 @@ class Indexer(nn.Module):
 
     def forward(self, x, qr, cos, sin, visible):
         s = self.scores(x, qr, cos, sin, visible)
-        keep = torch.zeros_like(s, dtype=torch.bool).scatter_(-1, s.topk(min(self.d.index_top_k, s.shape[-1]), -1).indices, True)
+        # Of equal scores (0, where all heads' are negative) the first count. The sort that sees to it is slow, so training does without.
+        order = s.topk(min(self.d.index_top_k, s.shape[-1]), -1).indices if self.training else s.sort(dim=-1, descending=True, stable=True).indices
+        keep = torch.zeros_like(s, dtype=torch.bool).scatter_(-1, order[..., :self.d.index_top_k], True)
         return keep & visible
 
 

@@ -116,10 +116,22 @@ def read_folder(path):
 
 
 @torch.no_grad()
-def load(tensors, stored):
+def load(tensors, stored, o_groups=None):
+    """Copies stored into the views of tensors. With o_groups the output projections' rank may be larger than stored.
+
+    Then wo_a keeps what it has in its further rows, and wo_b gets zeros in its further columns: no figure changes, and both can be trained.
+    """
     assert set(stored) == set(tensors), set(stored) ^ set(tensors)
     for k, v in stored.items():
-        tensors[k].copy_(v)
+        to = tensors[k]
+        if o_groups and k.endswith(".wo_a.weight"):
+            v, to = (x.view(o_groups, -1, x.shape[1]) for x in (v, to))
+            to = to[:, :v.shape[1]]
+        elif o_groups and k.endswith(".wo_b.weight"):
+            v, to = (x.view(x.shape[0], o_groups, -1) for x in (v, to))
+            to.zero_()
+            to = to[..., :v.shape[2]]
+        to.copy_(v)
 
 
 def same_weights(tensors, stored):

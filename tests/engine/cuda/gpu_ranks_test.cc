@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -34,6 +35,10 @@ using ::testing::HasSubstr;
 /// Steps of ranks wait for each other on the GPU, so each rank's stream needs a queue of its own
 /// there. Before anything asks for the GPU.
 const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+
+int32_t VocabOf(const std::filesystem::path& checkpoint) {
+  return static_cast<int32_t>(ReadModelConfig(checkpoint).vocab_size);
+}
 
 /// A request with a prompt of so many random tokens.
 GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
@@ -168,10 +173,11 @@ TEST_F(GpuRanksTest, AttentionToChosenTokens) {
 
 TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   // Their heads come in two groups.
+  const int32_t vocab = VocabOf(TinyV4Directory());
   const TestEngineOptions module = {.checkpoint = TinyV4Directory(),
                                     .drafter = DrafterKind::kRepeated,
                                     .cache_form = KvCacheForm::kHeads};
-  ExpectEqualOnRanks(module, kBundledVocab, {2});
+  ExpectEqualOnRanks(module, vocab, {2});
   for (const bool drawn : {false, true}) {
     ExpectEqualOnRanks({.checkpoint = TinyDSparkDirectory(),
                         .drafter = DrafterKind::kBlock,
@@ -179,7 +185,7 @@ TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
                         .adaptive = drawn,
                         .cache_form = KvCacheForm::kHeads,
                         .probabilistic_drafts = drawn},
-                       kBundledVocab, {2});
+                       vocab, {2});
   }
   const TemporaryDirectory directory;
   std::ifstream file(TinyV4Directory() / "config.json");
@@ -191,13 +197,13 @@ TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   TestEngineOptions four = module;
   four.checkpoint = directory.path();
   four.dummy_seed = 5;
-  ExpectEqualOnRanks(four, kBundledVocab, {4});
+  ExpectEqualOnRanks(four, vocab, {4});
 }
 
 TEST_F(GpuRanksTest, RequestsAreDividedAmongRanks) {
   const auto expect_equal = [](const TestEngineOptions& options,
                                const std::vector<int32_t>& numbers = {2}) {
-    ExpectEqualOnRanks(options, kBundledVocab, numbers, /*divides_requests=*/true);
+    ExpectEqualOnRanks(options, VocabOf(options.checkpoint), numbers, /*divides_requests=*/true);
   };
   expect_equal({.drafter = DrafterKind::kChain}, {2, 4});
   expect_equal({.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true});
