@@ -299,7 +299,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
                                         {64, kUsual},
                                         {64, kDeep},
                                         {256, kWide}}) {
-      if (variant != kUsual && format != WeightFormat::kBf16) continue;
+      if (variant == kWide && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.
       const int pairs = rows * choices;
       if (tile * experts >= pairs / 4 && (variant == kWide || tile * experts <= pairs * 8)) {

@@ -67,6 +67,7 @@ struct RotatedResults {
 struct WindowForm {
   using Arguments = WindowArguments;
   static constexpr bool kCodes = false;
+  static constexpr ListedTurns kTurns = ListedTurns::kTogether;
   static constexpr int kWidth = kCompressedDim;
   static constexpr uint32_t kEntryUnits = kWidth * 2 / kWindowOffsetUnit;
   static constexpr int kOfWindow = 1 << 30;         // of a key's number

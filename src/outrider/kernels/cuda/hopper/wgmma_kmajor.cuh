@@ -92,6 +92,16 @@ __device__ __forceinline__ void WgmmaE4m3M64N128(float (&d)[64], uint64_t a, uin
       : "l"(a), "l"(b), "r"(scale_d));
 }
 
+/// The same with 64 columns.
+__device__ __forceinline__ void WgmmaE4m3M64N64(float (&d)[32], uint64_t a, uint64_t b,
+                                                int scale_d) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64"
+      "k32.f32.e4m3.e4m3 {" OUTRIDER_D32 "}, %32, %33, p, 1, 1;\n}\n"
+      : OUTRIDER_R32(0)
+      : "l"(a), "l"(b), "r"(scale_d));
+}
+
 #undef OUTRIDER_WGMMA
 #undef OUTRIDER_D4
 #undef OUTRIDER_D8

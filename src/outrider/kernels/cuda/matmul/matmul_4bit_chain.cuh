@@ -13,7 +13,10 @@ namespace outrider::cuda {
 __device__ __forceinline__ void WidenInt4(uint32_t word, uint32_t (&pairs)[4]) {
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
-    const uint32_t shifted = (word >> (4 * p) & 0x000F000F) | 0x43004300;
+    uint32_t shifted;  // (word >> 4 p & mask) | 128s, as one instruction, not two
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+        : "=r"(shifted)
+        : "r"(word >> (4 * p)), "n"(0x000F000F), "r"(0x43004300));
     asm("fma.rn.bf16x2 %0, %1, %2, %3;"
         : "=r"(pairs[p])
         : "r"(shifted), "r"(0x3F803F80), "r"(0xC308C308));  // times 1, minus 136

@@ -33,22 +33,23 @@ __global__ void PackBf16Units(PackArguments args) {
 }
 
 /// 16 bytes of a thread are its A fragments of two slices of 16 columns: per slice two words, for
-/// columns 0..7 and 8..15; of a word bytes 1 and 3 are a pair of columns of the row l / 4 of its
-/// warp's 16, bytes 0 and 2 of the row 8 further down.
+/// columns 0..7 and 8..15; a word's halves have a column each of the row l / 4 of its warp's 16 and
+/// of the row 8 further down.
 __global__ void PackF8Units(PackArguments args) {
   const int unit_row = blockIdx.y;
-  uint8_t* const unit =
-      args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kF8UnitBytes;
+  auto* const unit = reinterpret_cast<uint4*>(
+      args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kF8UnitBytes);
   for (int i = threadIdx.x; i < kF8UnitBytes / 16; i += blockDim.x) {
     const int slices = i / 128 * 2, warp = i % 128 / 32, lane = i % 32;
-    uint8_t values[16];
-    for (int j = 0; j < 16; ++j) {
-      const int row = warp * 16 + (j % 2 == 0 ? 8 : 0) + lane / 4;
-      const int k = (slices + j / 8) * 16 + j / 4 % 2 * 8 + lane % 4 * 2 + j / 2 % 2;
-      values[j] = Element<uint8_t>(args, unit_row * kWeightRows + row,
-                                   static_cast<int>(blockIdx.x) * kUnitColumns + k);
+    const int row = unit_row * kWeightRows + warp * 16 + lane / 4;
+    alignas(16) uint16_t halves[8];
+    for (int j = 0; j < 8; ++j) {
+      const int k = static_cast<int>(blockIdx.x) * kUnitColumns + (slices + j / 4) * 16 +
+                    j / 2 % 2 * 8 + lane % 4 * 2 + j % 2;
+      halves[j] = static_cast<uint16_t>(
+          F8Half(Element<uint8_t>(args, row, k), Element<uint8_t>(args, row + 8, k)));
     }
-    for (int j = 0; j < 16; ++j) unit[i * 16 + j] = values[j];
+    unit[i] = *reinterpret_cast<const uint4*>(halves);
   }
   if (threadIdx.x < kWeightRows / 8 && args.source.scales != nullptr) {
     const SourceRow source = FindRow(args.source.up != nullptr,

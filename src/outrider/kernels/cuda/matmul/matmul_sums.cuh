@@ -15,14 +15,12 @@
 
 namespace outrider::cuda {
 
-/// Two pairs of e4m3 codes as bf16, multiplied: word's bytes 1 and 3 into `high`, 0 and 2 into
-/// `low`. A code's bits as those of a bf16 are its value times 2^-120, also where it is subnormal;
-/// the factors undo that.
+/// A word's two pairs of e4m3 codes (F8Half) as bf16, multiplied. A code's bits as those of a bf16
+/// are its value times 2^-120, also where it is subnormal; the factors undo that.
 __device__ __forceinline__ void WidenCodes(uint32_t word, uint32_t high_factor, uint32_t low_factor,
                                            uint32_t& high, uint32_t& low) {
-  const uint32_t low_word = word << 8;
-  const uint32_t a = (word >> 4 & 0x07F007F0) | (word & 0x80008000);
-  const uint32_t b = (low_word >> 4 & 0x07F007F0) | (low_word & 0x80008000);
+  const uint32_t a = word & 0x87F087F0;
+  const uint32_t b = (word << 4 & 0x80F080F0) | (word >> 4 & 0x07000700);
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(high) : "r"(a), "r"(high_factor));
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(low) : "r"(b), "r"(low_factor));
 }
@@ -94,7 +92,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   constexpr int kRegisters =
       Body::kGivesRegisters ? Body::kRegisters : 65536 / (Body::kThreads * Body::kBlocksPerSm);
   constexpr int kSums = (kScaled ? 2 : 1) * (Body::kForm == SegmentForm::kAll ? 2 : 1) * kCount;
-  constexpr int kBuffers = kSums + 32 + 48 <= kRegisters ? 2 : 1;
+  constexpr int kBuffers = kSums + 32 + (kCount <= 4 ? 32 : 48) <= kRegisters ? 2 : 1;
   uint32_t fragments[kBuffers][4][4];
   // The first products do not read them. But else the compiler keeps them from the tile before.
 #pragma unroll

@@ -220,6 +220,8 @@ __device__ __forceinline__ void StoreScores(const float (&products)[64], const f
   const int key = key0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
+    const int row = first_row_of_group + i;
+    if (row >= piece.rows) return;
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
@@ -237,8 +239,6 @@ __device__ __forceinline__ void StoreScores(const float (&products)[64], const f
       sums[h] = __fadd_rn(sums[h], __shfl_xor_sync(~0u, sums[h], 2));
       sums[h] = __fmul_rn(sums[h], scales[h]);
     }
-    const int row = first_row_of_group + i;
-    if (row >= piece.rows) return;
     // Two of the four lanes that share the sums store one each.
     const int h = lane % 2;
     const int of_lane = key + 8 * h;
@@ -248,9 +248,10 @@ __device__ __forceinline__ void StoreScores(const float (&products)[64], const f
   }
 }
 
-/// Issues a tile's products with 128 columns, one chain over the 128 dimensions.
-template <bool kCodes>
-__device__ __forceinline__ void MultiplyKeys(uint64_t keys, uint64_t q, float (&products)[64]) {
+/// A tile's products with kColumns columns, 64 or 128, one chain over the 128 dimensions.
+template <bool kCodes, int kColumns>
+__device__ __forceinline__ void MultiplyKeys(uint64_t keys, uint64_t q,
+                                             float (&products)[kColumns / 2]) {
   using Shared = IndexScoresShared<kCodes>;
   PinRegisters(products);
   WgmmaFence();
@@ -258,10 +259,12 @@ __device__ __forceinline__ void MultiplyKeys(uint64_t keys, uint64_t q, float (&
   for (int step = 0; step < 4 * Shared::kColumnGroups; ++step) {
     const uint64_t a = Advance(keys, step / 4 * Shared::kKeyGroupBytes + step % 4 * 32);
     const uint64_t b = Advance(q, step / 4 * Shared::kQueryGroupBytes + step % 4 * 32);
-    if constexpr (kCodes) {
-      WgmmaE4m3M64N128(products, a, b, step != 0);
+    if constexpr (!kCodes) {
+      WgmmaKMajor<kColumns>::Multiply(products, a, b, step != 0);
+    } else if constexpr (kColumns == 64) {
+      WgmmaE4m3M64N64(products, a, b, step != 0);
     } else {
-      WgmmaKMajor<128>::Multiply(products, a, b, step != 0);
+      WgmmaE4m3M64N128(products, a, b, step != 0);
     }
   }
   WgmmaCommit();
@@ -285,7 +288,8 @@ __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
     const ScorePiece& piece = shared.piece[slot];
     if (piece.rows == 0) break;
     const bool shares_rows = piece.rows <= kRows;
-    const int half = shares_rows ? 0 : group;  // of the rows
+    const bool is_narrow = piece.rows * kHeads <= 64;  // the other columns are nobody's
+    const int half = shares_rows ? 0 : group;          // of the rows
     float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
     const uint64_t q =
         MakeDescriptor(SharedAddress(shared.q[slot]) + half * kGroupColumns * 128, 16, 1024);
@@ -297,8 +301,12 @@ __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
       BarrierWait(&shared.keys_full[stage], stages / Shared::kScoreStages & 1);
       float scales[2] = {1.0f, 1.0f};
       if (is_own) {
-        MultiplyKeys<kCodes>(MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024), q,
-                             products);
+        const uint64_t keys = MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024);
+        if (is_narrow) {
+          MultiplyKeys<kCodes, 64>(keys, q, reinterpret_cast<float(&)[32]>(products));
+        } else {
+          MultiplyKeys<kCodes, 128>(keys, q, products);
+        }
         if constexpr (kCodes) {
           scales[0] = shared.scales[stage][key_of_thread];
           scales[1] = shared.scales[stage][key_of_thread + 8];

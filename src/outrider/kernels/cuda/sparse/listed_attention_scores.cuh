@@ -35,6 +35,7 @@ __device__ __forceinline__ void IssueGatheredScores(ListedShared<Form>& shared, 
   PinRegisters(scores);
   WgmmaFence();
   MultiplyGatheredHalf(shared, stage, parity, 0, scores);
+  if constexpr (Form::kTurns == ListedTurns::kScoresHalf) BarrierArriveWarp(&shared.scores_ahead);
   MultiplyGatheredHalf(shared, stage, parity, 1, scores);
   if constexpr (ListedShared<Form>::kHasRotary) {
     const uint64_t q = MakeDescriptor(SharedAddress(shared.q) + 8 * kGroupBytes, 16,
@@ -47,6 +48,7 @@ __device__ __forceinline__ void IssueGatheredScores(ListedShared<Form>& shared, 
     }
   }
   WgmmaCommit();
+  if constexpr (Form::kTurns == ListedTurns::kScoresIssued) BarrierArriveWarp(&shared.scores_ahead);
 }
 
 template <typename Form, bool kSharedTiles>
@@ -79,6 +81,9 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       if (warp == 0) walk_ahead.Step(listed, shared, tile_count);  // while the products finish
       WgmmaWait<0>();
       PinRegisters(scores);
+      if constexpr (Form::kTurns == ListedTurns::kScoresDone) {
+        BarrierArriveWarp(&shared.scores_ahead);
+      }
 
       const int place = item.key_begin + tile * kMlaTileKeys;
       if (place + kMlaTileKeys > item.seq_len) {
@@ -98,6 +103,11 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       uint32_t packed[16];
       float part[2];
       Probabilities(scores, args.score_scale, negative, packed, part);
+      if constexpr (Form::kTurns != ListedTurns::kTogether) {
+        // All of them before the wait, which is long at times.
+#pragma unroll
+        for (uint32_t& pair : packed) asm volatile("" : "+r"(pair)::"memory");
+      }
       // Hand over once the outputs have taken the tile before.
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
       if (lane % 4 == 0) {
@@ -126,6 +136,8 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       BarrierArriveWarp(&shared.split_full);
     }
   }
+  // Behind the last tile there are no scores to wait for.
+  if constexpr (Form::kTurns != ListedTurns::kTogether) BarrierArriveWarp(&shared.scores_ahead);
 }
 
 }  // namespace outrider::cuda
