@@ -11,6 +11,7 @@ Longer than most files: asking, checking and the table share their records.
   python3 tools/evaluate.py                                     # the bundled model, chat form
   python3 tools/evaluate.py --form five-shot --problems 50 --spec-tokens 0,3
   python3 tools/evaluate.py -- --dtype float32                  # flags after -- go to the server
+  python3 tools/evaluate.py --equal-on-processor 195 -- --device cuda    # texts of a processor beside
   python3 tools/evaluate.py --url http://127.0.0.1:8000         # a server that runs already
 
 Needs the Python standard library only. docs/evaluation.md explains the table.
@@ -287,6 +288,22 @@ def evaluate(args):
     return rows, failures
 
 
+def compare_with_processor(args, texts):
+    """(what came of it, failures): how many texts a server on the processor gives as well, with the
+    numbers of a GPU. Sums have another order there, so that not all need be equal."""
+    problems = textgen.eval_set(EVAL_SEED, args.problems)
+    given = args.server_args
+    at = given.index("--device") if "--device" in given else len(given)
+    flags = [*given[:at], *given[at + 2:], "--device", "cpu", "--spec-tokens", "0"]
+    if "--dtype" not in given:
+        flags += ["--dtype", "bfloat16"]
+    with Server(args.outrider, args.model, flags, args.port, args.start_timeout) as server:
+        answers, _ = ask_all(server, args.form, problems, 32, "processor")
+    equal = sum(answer.text == text for answer, text in zip(answers, texts, strict=True))
+    found = f"{equal} of {len(texts)} texts are those of a processor."
+    return found, [] if equal >= args.equal_on_processor else [found]
+
+
 def table(rows):
     """The rows as a Markdown table."""
     cells = [["k", "concurrency", "accuracy", "problems/s", "tokens/s", "tokens/CPU s",
@@ -335,11 +352,13 @@ def circumstances():
                 date=time.strftime("%Y-%m-%d", time.gmtime()))
 
 
-def report(rows, failures, args):
+def report(rows, failures, args, beside=""):
     where = circumstances()
     verdict = "\n".join(f"- FAILED: {failure}" for failure in failures) or "All checks passed."
     cached = sum(row.cached_tokens for row in rows)
     note = f" {cached} prompt tokens came from the prefix cache." if cached else ""
+    if beside:
+        note += f" {beside}"
     return (f"{args.problems} held-out arithmetic problems, {args.form} form, temperature 0, "
             f"{args.url or shown(args.model)}.{note}\n\n{table(rows)}\n\n{verdict}\n\n"
             f"`{where['command']}`, commit {where['commit']}, {where['date']}, "
@@ -394,6 +413,8 @@ def parse_arguments():
     parser.add_argument("--min-acceptance-length", type=float, default=3.5)
     parser.add_argument("--acceptance-k", type=int, default=3, metavar="K",
                         help="the k that --min-acceptance-length is for (default: 3)")
+    parser.add_argument("--equal-on-processor", type=int, default=0, metavar="N",
+                        help="also ask a server on the processor; N texts must be equal at least")
     parser.add_argument("--start-timeout", type=float, default=120, metavar="SECONDS")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--report", metavar="FILE", help="write what is printed there too")
@@ -413,13 +434,17 @@ def main():
     signal.signal(signal.SIGTERM, stop)
     try:
         rows, failures = evaluate(args)
+        beside = ""
+        if args.equal_on_processor > 0:
+            beside, lacking = compare_with_processor(args, rows[0].texts)
+            failures += lacking
     except (ServerError, OSError, http.client.HTTPException) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("evaluate.py: interrupted", file=sys.stderr)
         return 2
-    text = report(rows, failures, args)
+    text = report(rows, failures, args, beside)
     print(text, end="")
     if args.report:
         pathlib.Path(args.report).write_text(text, encoding="utf-8")

@@ -2,10 +2,11 @@
 // flops / 790 TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products
 // in one graph, median of the replays; weights rotate over more than 512 MB.
 //
-//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle] [--kimi]
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle] [--kimi] [--v4]
 //
 // --forms: experts with tiles and bodies other than those that run by themselves, too.
 // --kimi: experts of Kimi-K2.5's shape, too (35 GB with bf16 weights, 9.5 GB with 4 bits).
+// --v4: FP4 experts of DeepSeek-V4-Flash's shape, too (14 GB).
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -30,6 +31,7 @@ struct Options {
   bool forms = false;
   bool oracle = true;
   bool kimi = false;
+  bool v4 = false;
 };
 
 struct Shape {
@@ -154,6 +156,14 @@ constexpr ExpertShape kKimi = {.name = "kimi-experts",
                                .width = 2048,
                                .shared = false,
                                .layers = 1};
+/// DeepSeek-V4-Flash, as Kimi-K2.5.
+constexpr ExpertShape kV4Flash = {.name = "v4-experts",
+                                  .experts = 256,
+                                  .choices = 6,
+                                  .hidden = 4096,
+                                  .width = 2048,
+                                  .shared = false,
+                                  .layers = 4};
 
 void RunExperts(const ExpertShape& model, WeightFormat format, const Options& options,
                 cudaStream_t stream) {
@@ -283,7 +293,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
     }
   };
   constexpr auto kUsual = MatMulVariant::kUsual, kDeep = MatMulVariant::kDeep,
-                 kWide = MatMulVariant::kWide;
+                 kPair = MatMulVariant::kPair, kWide = MatMulVariant::kWide;
   std::vector<int> all = {1, 8, 32, 128, 512, 4096, 16384};
   if (options.forms) all = {8, 32, 64, 128, 256, 512, 1024, 4096, 16384};
   for (const int rows : all) {
@@ -294,12 +304,17 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
                                         {8, kDeep},
                                         {16, kUsual},
                                         {16, kDeep},
+                                        {8, kPair},
+                                        {16, kPair},
+                                        {32, kPair},
                                         {32, kUsual},
                                         {32, kDeep},
                                         {64, kUsual},
                                         {64, kDeep},
                                         {256, kWide}}) {
-      if (variant == kWide && format != WeightFormat::kBf16) continue;
+      const bool bf16 = format == WeightFormat::kBf16;
+      if (variant == kWide && !bf16) continue;
+      if (variant == kPair && !IsE2m1(format)) continue;
       // Those that are neither far too small nor far too large.
       const int pairs = rows * choices;
       if (tile * experts >= pairs / 4 && (variant == kWide || tile * experts <= pairs * 8)) {
@@ -322,6 +337,10 @@ int RunMatMulBench(int argc, char** argv) {
     }
     if (flag == "--kimi") {
       options.kimi = true;
+      continue;
+    }
+    if (flag == "--v4") {
+      options.v4 = true;
       continue;
     }
     if (flag == "--no-oracle") {
@@ -366,6 +385,9 @@ int RunMatMulBench(int argc, char** argv) {
     if (wanted("experts")) RunExperts(kGlmFlash, format, options, stream);
     // 35 GB of bf16.
     if (options.kimi && wanted("kimi")) RunExperts(kKimi, format, options, stream);
+    if (options.v4 && format == WeightFormat::kFp4 && wanted("v4")) {
+      RunExperts(kV4Flash, format, options, stream);
+    }
   }
   return 0;
 }

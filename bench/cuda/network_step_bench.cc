@@ -228,7 +228,8 @@ class StepBench {
     std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
                 Seconds() - before);
     const NetworkCache needs = model_->cache_needs();
-    CacheConfig cache = MakeCacheConfig(needs, cache_type_, kBlock, 0);
+    const CacheNumbers numbers(cache_type_, DType::kBF16, Fp8Form::kPerTensor);
+    CacheConfig cache = MakeCacheConfig(needs, numbers, kBlock, 0);
     const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
       int32_t pages = 0;
       for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
@@ -238,7 +239,7 @@ class StepBench {
     for (const PromptCase& c : prompts_) reserve(c.requests, c.rows_of_step(), c.length);
     for (const Case& c : cases_) reserve(c.requests, c.rows, c.context);
     layout_ = BatchLayout(cache.groups);
-    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, cache_type_);
+    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, numbers);
     FillCache();
     sampler_ = ops_.MakeSampler(device_, Verifier());
   }
@@ -347,12 +348,15 @@ class StepBench {
 
   /// Of rows of a window, index keys, and the entries that are chosen, which are mostly the same
   /// for a request's rows.
-  static double CacheBytes(const CompressedSpec& a, const Case& c) {
+  double CacheBytes(const CompressedSpec& a, const Case& c) const {
+    const bool codes = cache_type_ == DType::kF8E4M3;
+    const double number = codes ? 1.0 : 2.0;
+    const double key = number * static_cast<double>(a.index_dim) + (codes ? 4 : 0);
     const int64_t window = std::min<int64_t>(c.context, a.window + c.rows - 1);
     const int64_t entries = a.ratio > 0 ? c.context / a.ratio : 0;
     const int64_t read = a.index_heads > 0 ? std::min(entries, a.index_top_k) : entries;
-    return 2.0 * static_cast<double>(a.head_dim * (window + read) +
-                                     (a.index_heads > 0 ? a.index_dim * entries : 0));
+    return number * static_cast<double>(a.head_dim * (window + read)) +
+           (a.index_heads > 0 ? key * static_cast<double>(entries) : 0);
   }
 
   /// Of the state, of as many rows since then as there are on average, and of writing the state.

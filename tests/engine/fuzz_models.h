@@ -65,6 +65,7 @@ struct ModelChoice {
   std::optional<uint64_t> dummy_seed = std::nullopt;  // set: random weights in the small shapes
   Shape shape = Shape::kV3;
   bool rounded_cache = false;
+  Fp8Form fp8_form = Fp8Form::kPublished;  // of DeepSeek-V4's
 };
 
 // Most rounds run a small model: what is tested is everything around it, too.
@@ -161,6 +162,12 @@ constexpr std::array kGpuSparseModels = {
 constexpr std::array kGpuV4Models = {
     ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
     ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
+    ModelChoice{"bundled V4, FP8 cache", DType::kBF16, std::nullopt, Shape::kV4, true,
+                Fp8Form::kPerTensor},
+    ModelChoice{"bundled V4 with DSpark, FP8 cache", DType::kBF16, std::nullopt, Shape::kV4DSpark,
+                true, Fp8Form::kPerTensor},
+    ModelChoice{"bundled V4 with DSpark, rounded cache", DType::kBF16, std::nullopt,
+                Shape::kV4DSpark, true, Fp8Form::kPublishedNumbers},
 };
 
 constexpr std::array kGpuHybridModels = {
@@ -235,6 +242,7 @@ class Models {
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
+    o.fp8_form = model.fp8_form;
     o.ops = ops;
     const SmallEagle3& small = model.shape == Shape::kStep ? small_step_eagle3_ : small_eagle3_;
     o.drafter_checkpoint = model.dummy_seed ? small.directory() : TinyEagle3Directory();

@@ -44,6 +44,7 @@ struct TestEngineOptions {
   std::filesystem::path drafter_checkpoint = {};
   DType dtype = DType::kBF16;
   bool rounded_cache = false;  // as --kv-cache-dtype fp8
+  Fp8Form fp8_form = Fp8Form::kPublished;
   WeightQuantization quantization = WeightQuantization::kNone;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
@@ -127,7 +128,7 @@ inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const Model
 }
 
 inline CacheNumbers CacheNumbersOf(const TestEngineOptions& options) {
-  return {options.rounded_cache ? DType::kF8E4M3 : options.dtype, options.dtype};
+  return {options.rounded_cache ? DType::kF8E4M3 : options.dtype, options.dtype, options.fp8_form};
 }
 
 /// The cache of an engine with these options.

@@ -224,31 +224,35 @@ TEST_F(DeepSeekV4Golden, HiddenRowsAndLogProbabilitiesOfTheMtpModule) {
 }
 
 TEST_F(DeepSeekV4Golden, RowsHaveTheSameBitsInAnyBatchChunkAndRoleAfterAnyDrafts) {
-  Requests alone(*this);
-  for (int c = 0; c < kCases; ++c) alone.Step({{.golden_case = c, .count = Length(c)}});
-  std::mt19937 random(11);
-  const auto pick = [&](int32_t from, int32_t to) {
-    return from + static_cast<int32_t>(random() % static_cast<uint32_t>(to - from + 1));
-  };
-  Requests mixed(*this);
-  for (;;) {
-    std::vector<Piece> pieces;
-    for (int c = 0; c < kCases; ++c) {
-      if (mixed.Left(c) == 0 || random() % 4 == 0) continue;
-      // The first part of a case is a prompt; what follows are verify rows, some of them wrong.
-      const bool decodes = mixed.Left(c) <= Length(c) / 4;
-      pieces.push_back({.golden_case = c,
-                        .count = std::min(mixed.Left(c), decodes ? pick(1, 6) : pick(1, 170)),
-                        .phase = decodes ? Phase::kDecode : Phase::kPromptChunk,
-                        .wrong_drafts = decodes ? pick(0, 5) : 0});
+  const CacheNumbers per_tensor(DType::kF8E4M3, DType::kF32, Fp8Form::kPerTensor);
+  for (const CacheNumbers& numbers : {CacheNumbers(DType::kF32), per_tensor}) {
+    Requests alone(*this, numbers);
+    for (int c = 0; c < kCases; ++c) alone.Step({{.golden_case = c, .count = Length(c)}});
+    std::mt19937 random(11);
+    const auto pick = [&](int32_t from, int32_t to) {
+      return from + static_cast<int32_t>(random() % static_cast<uint32_t>(to - from + 1));
+    };
+    Requests mixed(*this, numbers);
+    for (;;) {
+      std::vector<Piece> pieces;
+      for (int c = 0; c < kCases; ++c) {
+        if (mixed.Left(c) == 0 || random() % 4 == 0) continue;
+        // The first part of a case is a prompt; what follows are verify rows, some of them wrong.
+        const bool decodes = mixed.Left(c) <= Length(c) / 4;
+        pieces.push_back({.golden_case = c,
+                          .count = std::min(mixed.Left(c), decodes ? pick(1, 6) : pick(1, 170)),
+                          .phase = decodes ? Phase::kDecode : Phase::kPromptChunk,
+                          .wrong_drafts = decodes ? pick(0, 5) : 0});
+      }
+      if (!pieces.empty()) mixed.Step(pieces);
+      bool left = false;
+      for (int c = 0; c < kCases; ++c) left |= mixed.Left(c) > 0;
+      if (!left) break;
     }
-    if (!pieces.empty()) mixed.Step(pieces);
-    bool left = false;
-    for (int c = 0; c < kCases; ++c) left |= mixed.Left(c) > 0;
-    if (!left) break;
+    for (size_t c = 0; c < kCases; ++c) {
+      EXPECT_EQ(mixed.hidden()[c], alone.hidden()[c]) << "case " << c;
+    }
   }
-  for (size_t c = 0; c < kCases; ++c)
-    EXPECT_EQ(mixed.hidden()[c], alone.hidden()[c]) << "case " << c;
 }
 
 }  // namespace

@@ -85,6 +85,21 @@ TEST(EntryCodec, EntriesAreCodesInGroupsWithAScaleEach) {
   }
 }
 
+// As a GPU keeps what DeepSeek-V4 attends to.
+TEST(EntryCodec, PerTensorEntriesArePlainAndIndexKeysHaveAScaleEach) {
+  const CacheNumbers numbers(DType::kF8E4M3, DType::kBF16, Fp8Form::kPerTensor);
+  KvCache entries = OneLayer({.width = 160, .rope = 10}, numbers);
+  EXPECT_EQ(entries.layer(0).dtype, DType::kF8E4M3);
+  EXPECT_EQ(entries.layer(0).code_bytes, 0);
+  EXPECT_FALSE(entries.layer(0).has_scales);
+  EXPECT_EQ(entries.config().groups[0].unit_bytes, 160);
+  KvCache keys = OneLayer({.width = 128, .use = CacheUse::kIndexKeys}, numbers);
+  EXPECT_EQ(keys.layer(0).dtype, DType::kF8E4M3);
+  EXPECT_EQ(keys.layer(0).code_bytes, 0);
+  EXPECT_TRUE(keys.layer(0).has_scales);
+  EXPECT_EQ(keys.config().groups[0].unit_bytes, 132);
+}
+
 TEST(EntryCodec, PlainEntriesAreTheCodesOfTheirNumbers) {
   std::mt19937 random(9);
   for (const DType rotated : {DType::kF32, DType::kBF16}) {

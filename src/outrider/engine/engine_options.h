@@ -87,6 +87,8 @@ struct EngineOptions {
   WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
   /// kF32, kBF16 or kF8E4M3 (CacheNumbers); unset: dtype.
   std::optional<DType> kv_cache_dtype = {};
+  /// kF8E4M3: numbers are rounded as DeepSeek-V4's publishers round them on a GPU, too (Fp8Form).
+  bool published_cache = false;
   /// Unset: ChooseKvCacheForm; kLatent with a backend other than kRagged, which needs it.
   std::optional<KvCacheForm> kv_cache_form = {};
   /// Unset: the checkpoint's, shrunk to what the cache holds.

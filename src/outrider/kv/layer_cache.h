@@ -31,6 +31,9 @@ struct LayerCache {
   DType rotated = DType::kBF16;
   // kF8E4M3, code_bytes 0: behind the codes of a block's entries lie their scales, a float32 each.
   bool has_scales = false;
+  // kBF16: entries are the numbers that the codes of a rounded cache would stand for; index keys
+  // behind the transform, so that queries must go through it, too.
+  bool holds_rounded = false;
 
   /// Bytes from `data` to the scale of the entry in `slot` (has_scales).
   int64_t ScaleOffset(int64_t slot) const {

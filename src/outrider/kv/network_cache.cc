@@ -7,24 +7,43 @@
 
 namespace outrider {
 
+bool HoldsRoundedNumbers(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  return numbers.dtype == DType::kF8E4M3 && numbers.form == Fp8Form::kPublishedNumbers &&
+         (layer.use == CacheUse::kEntries || layer.use == CacheUse::kIndexKeys);
+}
+
 DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   switch (layer.use) {
-    case CacheUse::kEntries:
     case CacheUse::kPlain:
     case CacheUse::kTokenKeys:
       return numbers.dtype;
+    case CacheUse::kEntries:
     case CacheUse::kIndexKeys:
-      return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;
+      if (HoldsRoundedNumbers(layer, numbers)) return DType::kBF16;
+      if (layer.use == CacheUse::kEntries || numbers.dtype != DType::kF8E4M3) return numbers.dtype;
+      return numbers.form == Fp8Form::kPerTensor ? DType::kF8E4M3 : DType::kF4E2M1;
     case CacheUse::kState:
       return DType::kF32;
   }
   OUTRIDER_CHECK(false);
 }
 
+bool HasGroupScales(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  const DType dtype = LayerDType(layer, numbers);
+  if (dtype == DType::kF4E2M1) return true;
+  return dtype == DType::kF8E4M3 && layer.use == CacheUse::kEntries &&
+         numbers.form == Fp8Form::kPublished;
+}
+
+bool HasEntryScales(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  return LayerDType(layer, numbers) == DType::kF8E4M3 &&
+         (layer.use == CacheUse::kTokenKeys || layer.use == CacheUse::kIndexKeys);
+}
+
 int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   const DType dtype = LayerDType(layer, numbers);
   const auto whole = [](int64_t bytes) { return (bytes + 3) / 4 * 4; };
-  if (dtype == DType::kF8E4M3 && layer.use == CacheUse::kEntries) {
+  if (HasGroupScales(layer, numbers) && dtype == DType::kF8E4M3) {
     const int64_t codes = layer.width - layer.rope;
     return whole(codes + (codes + kFp8CacheGroup - 1) / kFp8CacheGroup +
                  layer.rope * static_cast<int64_t>(DTypeSize(numbers.rotated)));
@@ -32,7 +51,7 @@ int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   if (dtype == DType::kF4E2M1) {
     return whole((layer.width + 1) / 2 + (layer.width + kFp4Group - 1) / kFp4Group);
   }
-  if (dtype == DType::kF8E4M3 && layer.use == CacheUse::kTokenKeys) {
+  if (HasEntryScales(layer, numbers)) {
     return layer.width + static_cast<int64_t>(sizeof(float));
   }
   return layer.width * static_cast<int64_t>(DTypeSize(dtype));

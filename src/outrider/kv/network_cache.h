@@ -32,6 +32,13 @@ struct CacheLayerSpec {
   bool operator==(const CacheLayerSpec&) const = default;
 };
 
+/// What is kept of kEntries and kIndexKeys in a cache of kF8E4M3.
+enum class Fp8Form : uint8_t {
+  kPublished,         // codes and scales, as CacheNumbers tells
+  kPublishedNumbers,  // the numbers that those stand for, in bfloat16: of a GPU
+  kPerTensor,         // as of kPlain and kTokenKeys
+};
+
 /// How a cache keeps numbers.
 struct CacheNumbers {
   /// kF32, kBF16, or kF8E4M3. Then kPlain entries are e4m3 codes of their numbers; kTokenKeys, as
@@ -40,10 +47,12 @@ struct CacheNumbers {
   /// kEntries are e4m3 codes in groups of kFp8CacheGroup with a scale each, but for their rotated
   /// numbers; index keys go through a Hadamard transform and are e2m1 codes in groups of kFp4Group.
   DType dtype = DType::kBF16;
-  DType rotated = DType::kBF16;  // kF8E4M3: the type of the rotated numbers, kF32 or kBF16
+  DType rotated = DType::kBF16;        // kF8E4M3: the type of the rotated numbers, kF32 or kBF16
+  Fp8Form form = Fp8Form::kPublished;  // kF8E4M3
 
   CacheNumbers(DType dtype_) : dtype(dtype_) {}  // NOLINT(google-explicit-constructor)
-  CacheNumbers(DType dtype_, DType rotated_) : dtype(dtype_), rotated(rotated_) {}
+  CacheNumbers(DType dtype_, DType rotated_, Fp8Form form_ = Fp8Form::kPublished)
+      : dtype(dtype_), rotated(rotated_), form(form_) {}
 };
 
 inline constexpr int32_t kFp8CacheGroup = 64;
@@ -57,6 +66,15 @@ struct NetworkCache {
 
 /// The type of a layer's numbers: kF4E2M1 for the index keys of a rounded cache.
 DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers);
+
+/// Whether entries of a layer are numbers of bfloat16 that were rounded before (Fp8Form).
+bool HoldsRoundedNumbers(const CacheLayerSpec& layer, const CacheNumbers& numbers);
+
+/// Whether entries of a layer are codes in groups that have scales.
+bool HasGroupScales(const CacheLayerSpec& layer, const CacheNumbers& numbers);
+
+/// Whether entries of a layer are codes with a scale each.
+bool HasEntryScales(const CacheLayerSpec& layer, const CacheNumbers& numbers);
 
 /// Bytes of an entry of a layer; of codes and scales whole multiples of 4.
 int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers);

@@ -30,9 +30,8 @@ void KvCache::RestoreMemory() {
 LayerCache KvCache::layer(int32_t index) {
   const CacheLayerSpec& layer = layers_.at(static_cast<size_t>(index));
   const DType dtype = LayerDType(layer, numbers_);
-  // Codes with scales: an entry is not `width` elements of a type.
-  const bool codes =
-      (dtype == DType::kF8E4M3 && layer.use == CacheUse::kEntries) || dtype == DType::kF4E2M1;
+  // An entry is not `width` elements of a type then.
+  const bool codes = HasGroupScales(layer, numbers_);
   return {
       .data = memory_.data() + layer_offsets_[static_cast<size_t>(index)],
       .dtype = dtype,
@@ -44,7 +43,8 @@ LayerCache KvCache::layer(int32_t index) {
       .code_bytes = codes ? static_cast<int32_t>(EntryBytes(layer, numbers_)) : 0,
       .rope = layer.rope,
       .rotated = numbers_.rotated,
-      .has_scales = dtype == DType::kF8E4M3 && layer.use == CacheUse::kTokenKeys};
+      .has_scales = HasEntryScales(layer, numbers_),
+      .holds_rounded = HoldsRoundedNumbers(layer, numbers_)};
 }
 
 }  // namespace outrider

@@ -20,11 +20,14 @@ std::optional<DType> ParseComputeDType(const OptionValue& value) {
   return kTypes.at(ParseChoice(value.where, Text(value), kNames));
 }
 
-std::optional<DType> ParseCacheDType(const OptionValue& value) {
-  static const std::array<std::string, 4> kNames = {"auto", "float32", "bfloat16", "fp8"};
-  static constexpr std::array<std::optional<DType>, 4> kTypes = {std::nullopt, DType::kF32,
-                                                                 DType::kBF16, DType::kF8E4M3};
-  return kTypes.at(ParseChoice(value.where, Text(value), kNames));
+void SetCacheDType(const OptionValue& value, EngineOptions& options) {
+  static const std::array<std::string, 5> kNames = {"auto", "float32", "bfloat16", "fp8",
+                                                    "fp8_published"};
+  static constexpr std::array<std::optional<DType>, 5> kTypes = {
+      std::nullopt, DType::kF32, DType::kBF16, DType::kF8E4M3, DType::kF8E4M3};
+  const size_t choice = ParseChoice(value.where, Text(value), kNames);
+  options.kv_cache_dtype = kTypes.at(choice);
+  options.published_cache = choice + 1 == kNames.size();
 }
 
 std::optional<KvCacheForm> ParseCacheForm(const OptionValue& value) {
@@ -111,13 +114,13 @@ std::vector<OptionRow> EngineOptionRows() {
        "cache holds",
        every, [](Settings& s, const OptionValue& v) { s.engine.max_model_len = Int32(v, 1); }},
 
-      {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8", "auto",
-       "Type of cache entries; auto: the compute type; fp8: 8 bits, e4m3 without scales, on a GPU "
-       "and of models with an indexer, whose index keys have a scale each; of DeepSeek-V4, on a "
-       "processor, rounded as its publishers round it, entries to 8 bits but for what is rotated, "
-       "keys of indexers to 4",
-       every,
-       [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseCacheDType(v); }},
+      {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8|fp8_published", "auto",
+       "Type of cache entries; auto: the compute type; fp8: 8 bits, e4m3 without scales, index "
+       "keys "
+       "with a scale each, on a GPU and of models with an indexer; but of DeepSeek-V4 on a "
+       "processor fp8_published: rounded as its publishers round it, entries to 8 bits but for "
+       "what is rotated, keys of indexers to 4, which on a GPU takes the memory of bfloat16",
+       every, [](Settings& s, const OptionValue& v) { SetCacheDType(v, s.engine); }},
       {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",
        "What an entry holds: the latent, or every head's key and value, which take less arithmetic "
        "and more memory; auto: heads where the model's shape makes that worth it, as for small "

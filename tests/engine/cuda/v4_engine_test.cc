@@ -154,6 +154,35 @@ TEST_F(V4EngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
   }
 }
 
+TEST_F(V4EngineTest, AnswersWithAnFp8CacheAreThoseWithoutDrafts) {
+  const std::vector<GenerationRequest> requests = Requests(20);
+  struct Model {
+    std::filesystem::path directory;
+    int32_t drafts;
+    bool published;
+  };
+  for (const Model& model : {Model{TinyV4Directory(), 3, false},
+                             {TinyDSparkDirectory(), 5, false},
+                             {TinyDSparkDirectory(), 5, true}}) {
+    const auto options_of = [&](const std::filesystem::path& directory, int32_t drafts) {
+      EngineOptions options = OptionsOf(directory, drafts);
+      options.kv_cache_dtype = DType::kF8E4M3;
+      options.published_cache = model.published;
+      return options;
+    };
+    EngineOptions options = options_of(model.directory, 0);
+    options.enable_prefix_caching = false;
+    const Answers plain = RunAll(options, requests, /*alone=*/true);
+    for (const auto& [step, megabytes] : {std::pair{0, 256}, {37, 24}, {200, 24}}) {
+      EngineOptions with_drafts = options_of(model.directory, model.drafts);
+      if (step > 0) with_drafts.max_num_batched_tokens = step;
+      with_drafts.kv_cache_memory_bytes = int64_t{megabytes} << 20;
+      ExpectEqual(RunAll(with_drafts, requests), plain,
+                  fmt::format("{} drafts, steps of {}, {} MB", model.drafts, step, megabytes));
+    }
+  }
+}
+
 TEST_F(V4EngineTest, RejectionSamplingRunsOverBlocks) {
   const std::vector<GenerationRequest> requests = Requests(12);
   EngineOptions options = OptionsOf(TinyDSparkDirectory(), 5);
@@ -166,7 +195,8 @@ TEST_F(V4EngineTest, RejectionSamplingRunsOverBlocks) {
   EXPECT_GT(got.counters.speculation.num_accepted_tokens, 0);
 }
 
-// Sums have another order, so some texts may differ where two tokens are nearly as likely.
+// Sums have another order, so some texts may differ where two tokens are nearly as likely; with a
+// cache of 8 bits too.
 TEST_F(V4EngineTest, TextsAreTheProcessors) {
   EngineOptions options = OptionsOf(TinyDSparkDirectory(), 5);
   options.device = DeviceKind::kCpu;
@@ -194,6 +224,18 @@ TEST_F(V4EngineTest, TextsAreTheProcessors) {
   }
   std::printf("%zu of %zu texts are the processor's\n", equal, requests.size());
   EXPECT_GE(equal * 10, requests.size() * 9);
+  options.kv_cache_dtype = DType::kF8E4M3;
+  for (const bool published : {false, true}) {
+    options.published_cache = published;
+    const Answers rounded = RunAll(options, requests);
+    size_t same = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (rounded.results[i].tokens == on_gpu.results[i].tokens) ++same;
+    }
+    std::printf("%zu of %zu texts are the same with an FP8 cache%s\n", same, requests.size(),
+                published ? ", rounded as published" : "");
+    EXPECT_GE(same * 10, requests.size() * 8);
+  }
   const double accepted = processor.engine->Counters().speculation.MeanAcceptanceLength();
   EXPECT_NEAR(on_gpu.counters.speculation.MeanAcceptanceLength(), accepted, 0.1 * accepted);
 }

@@ -158,8 +158,7 @@ TEST(DeviceRules, TheGpuSaysWhatOfDeepSeekV4ItDoesNotRun) {
     return RefusalOf([&](EngineOptions&, EnginePlan& plan) { change(plan); }, TinyDSpark());
   };
   EXPECT_EQ(refusal([](EnginePlan&) {}), "");
-  EXPECT_THAT(refusal([](EnginePlan& p) { p.numbers.kv_dtype = DType::kF8E4M3; }),
-              HasSubstr("--kv-cache-dtype fp8: use bfloat16, or --device cpu"));
+  EXPECT_EQ(refusal([](EnginePlan& p) { p.numbers.kv_dtype = DType::kF8E4M3; }), "");
   const auto pages = [](int32_t tokens) {
     return [tokens](EnginePlan& p) {
       p.cache.config.groups = {{.tokens_per_block = tokens}};
@@ -170,6 +169,11 @@ TEST(DeviceRules, TheGpuSaysWhatOfDeepSeekV4ItDoesNotRun) {
   EXPECT_THAT(refusal(pages(192)),
               HasSubstr("tokens a page of a cache group (--block-size) = 192"));
   EXPECT_THAT(refusal(pages(16)), HasSubstr("index keys a page (--block-size) = 4"));
+  EXPECT_THAT(refusal([](EnginePlan& p) {
+                p.cache.config.groups = {
+                    {.tokens_per_block = 64, .unit_tokens = 4, .unit_bytes = 512 + 132}};
+              }),
+              HasSubstr("bytes of a page of the cache (--block-size) = 10304"));
   ModelFacts model = TinyDSpark();
   std::get<CompressedSpec>(model.config.layers[1].attention).index_heads = 12;
   EXPECT_THAT(RefusalOf([](EngineOptions&, EnginePlan&) {}, model),

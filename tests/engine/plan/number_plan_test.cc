@@ -53,6 +53,14 @@ TEST(NumberPlan, WeightsAreKeptAsTheDeviceAndTheUserWantThem) {
 
 TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrAnIndexer) {
   const EngineOptions fp8 = {.model = "the model", .kv_cache_dtype = DType::kF8E4M3};
+  EXPECT_EQ(PlanOf(fp8, TinyDSpark().config, Gpu()).cache().form, Fp8Form::kPerTensor);
+  EXPECT_EQ(PlanOf(fp8, TinyDSpark().config, Processor()).cache().form, Fp8Form::kPublished);
+  EngineOptions published = fp8;
+  published.published_cache = true;
+  EXPECT_EQ(PlanOf(published, TinyDSpark().config, Gpu()).cache().form, Fp8Form::kPublishedNumbers);
+  EXPECT_EQ(PlanOf(published, TinyDSpark().config, Processor()).cache().form, Fp8Form::kPublished);
+  EXPECT_THAT(RefusalBy([&] { PlanOf(published, TinyV3().config, Gpu()); }),
+              HasSubstr("fp8_published is for DeepSeek-V4"));
   const auto refusal = [&](const ModelConfig& config, const DeviceFacts& device) {
     return RefusalBy([&] { PlanOf(fp8, config, device); });
   };

@@ -31,25 +31,49 @@ inline RowPaths RowPathsOfNetwork(const ModelConfig& config) {
 
 inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
+/// What a GPU and a CPU keep of a cache of 8 bits that a test asks for: codes as of a GPU, unless
+/// it says what is published.
+inline CacheNumbers OfGpu(CacheNumbers numbers) {
+  if (numbers.form == Fp8Form::kPublished) numbers.form = Fp8Form::kPerTensor;
+  return numbers;
+}
+inline CacheNumbers OfCpu(CacheNumbers numbers) {
+  numbers = OfGpu(numbers);
+  if (numbers.form == Fp8Form::kPublishedNumbers) numbers.form = Fp8Form::kPublished;
+  return numbers;
+}
+
+/// A cache with the blocks of `groups`, if there are any, whatever numbers it has.
+inline CacheConfig ConfigLike(const NetworkCache& needs, const CacheNumbers& numbers,
+                              int32_t block_size, int32_t num_blocks,
+                              const std::vector<CacheGroupSpec>& groups) {
+  CacheConfig config = MakeCacheConfig(needs, numbers, block_size, num_blocks);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    config.groups[i].tokens_per_block = groups[i].tokens_per_block;
+  }
+  return config;
+}
+
 /// A network on the CPU, and what it gives. Two of them judge the device's: in float32, and with
 /// operands and cache rounded to bfloat16 as the device rounds them.
 class CpuNetwork {
  public:
-  /// cache_dtype: unset, `dtype`.
+  /// cache: unset, `dtype`. groups: of the cache that steps are laid out for, if it is another's.
   CpuNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules, DType dtype,
              int32_t num_blocks, int32_t block_size,
              const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa()),
-             std::optional<DType> cache_dtype = std::nullopt)
-      : pool_(TestThreads()),
+             const std::optional<CacheNumbers>& cache = std::nullopt,
+             const std::vector<CacheGroupSpec>& groups = {})
+      : numbers_(cache ? OfCpu(*cache) : CacheNumbers(dtype)),
+        pool_(TestThreads()),
         network_(
             LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
                         {{ops, &pool_},
                          dtype,
                          AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})),
         cache_(network_->device(),
-               MakeCacheConfig(network_->cache_needs(), cache_dtype.value_or(dtype), block_size,
-                               num_blocks),
-               network_->cache_needs().layers, {cache_dtype.value_or(dtype), dtype}) {}
+               ConfigLike(network_->cache_needs(), numbers_, block_size, num_blocks, groups),
+               network_->cache_needs().layers, numbers_) {}
 
   /// The residual stream after each layer, float32 [rows, hidden], then the hidden rows, float32
   /// [rows, output width].
@@ -90,6 +114,7 @@ class CpuNetwork {
     return {rows.data(), static_cast<int64_t>(rows.size()) / width, width};
   }
 
+  CacheNumbers numbers_;  // as a GPU keeps them
   ThreadPool pool_;
   std::unique_ptr<Network> network_;
   KvCache cache_;
@@ -143,16 +168,18 @@ class TestNetwork {
   /// Columns of hidden rows.
   int64_t output_width() const { return model_->output_width(); }
 
-  CacheConfig ConfigOfCache(int32_t block_size, DType type) const {
-    return MakeCacheConfig(model_->cache_needs(), type, block_size, 0);
+  CacheConfig ConfigOfCache(int32_t block_size, const CacheNumbers& numbers) const {
+    return MakeCacheConfig(model_->cache_needs(), OfGpu(numbers), block_size, 0);
   }
   /// Groups of caches with full history in blocks of so many tokens.
-  std::vector<CacheGroupSpec> Groups(int32_t block_size, DType type) const {
-    return ConfigOfCache(block_size, type).groups;
+  std::vector<CacheGroupSpec> Groups(int32_t block_size, const CacheNumbers& numbers) const {
+    return ConfigOfCache(block_size, numbers).groups;
   }
-  KvCache MakeCache(int32_t blocks, int32_t block_size, DType type) const {
+  KvCache MakeCache(int32_t blocks, int32_t block_size, const CacheNumbers& asked) const {
     const NetworkCache needs = model_->cache_needs();
-    return {model_->device(), MakeCacheConfig(needs, type, block_size, blocks), needs.layers, type};
+    const CacheNumbers numbers = OfGpu(asked);
+    return {model_->device(), MakeCacheConfig(needs, numbers, block_size, blocks), needs.layers,
+            numbers};
   }
 
   /// Called with the residual stream after each layer, float32 [rows, hidden].

@@ -99,10 +99,10 @@ struct Piece {
 class KnownRun {
  public:
   KnownRun(TestNetwork& network, const std::vector<KnownRequest>& requests, int32_t block_size,
-           DType cache_type)
+           const CacheNumbers& cache)
       : network_(network),
         requests_(requests),
-        cache_(network.MakeCache(NumBlocks(requests), block_size, cache_type)),
+        cache_(network.MakeCache(NumBlocks(requests), block_size, cache)),
         layout_(cache_.config().groups),
         rows_(requests.size()) {
     const auto kinds = static_cast<size_t>(1 + network.model().num_mtp_modules());

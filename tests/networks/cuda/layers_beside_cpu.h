@@ -49,7 +49,7 @@ struct LayerComparison {
   int32_t first_chunk = 190;  // of the long prompt, in the first step
   /// The CPU's, whose operands are rounded as the device's.
   const cpu::CpuOps& rounded_ops = cpu::GetCpuOps(SelectIsa());
-  DType cache = DType::kBF16;  // the device's, and that CPU's
+  CacheNumbers cache = DType::kBF16;  // the device's, and that CPU's
   Nearness nearness = {};
 };
 
@@ -63,9 +63,11 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
                      40, network.Groups(run.block, run.cache));
   SpreadStates(random, requests, network.ConfigOfCache(run.block, run.cache));
   const int32_t blocks = NumBlocks(requests);
-  CpuNetwork f32(run.config, run.source, run.modules, DType::kF32, blocks, run.block);
+  const std::vector<CacheGroupSpec> groups = network.Groups(run.block, run.cache);
+  CpuNetwork f32(run.config, run.source, run.modules, DType::kF32, blocks, run.block,
+                 cpu::GetCpuOps(SelectIsa()), std::nullopt, groups);
   CpuNetwork bf16(run.config, run.source, run.modules, DType::kBF16, blocks, run.block,
-                  run.rounded_ops, run.cache);
+                  run.rounded_ops, run.cache, groups);
   KvCache cache = network.MakeCache(blocks, run.block, run.cache);
   BatchLayout layout(cache.config().groups);
   // Prompts; then generated rows of two requests beside the rest of another's prompt.

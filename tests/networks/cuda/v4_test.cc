@@ -25,6 +25,9 @@ ModelConfig ConfigOf(int64_t heads) {
   return c;
 }
 
+const CacheNumbers kFp8Caches[] = {{DType::kF8E4M3, DType::kBF16, Fp8Form::kPerTensor},
+                                   {DType::kF8E4M3, DType::kBF16, Fp8Form::kPublishedNumbers}};
+
 class V4Test : public HopperTest<testing::TestWithParam<int64_t>> {};
 class V4LaunchesTest : public HopperTest<> {};
 
@@ -41,21 +44,40 @@ TEST_P(V4Test, EveryLayerBesideTheCpus) {
                          .rounded_ops = rounded_queries});
 }
 
+TEST_P(V4Test, EveryLayerBesideTheCpusWithAnFp8Cache) {
+  const ModelConfig config = ConfigOf(GetParam());
+  const RoundedQueriesOps rounded_queries;
+  for (const CacheNumbers& cache : kFp8Caches) {
+    SCOPED_TRACE(cache.form == Fp8Form::kPerTensor ? "per tensor" : "published");
+    ExpectLayersBesideCpu({.config = config,
+                           .source = *MakeDummyWeights(config, 3),
+                           .block = 128,
+                           .long_prompt = 600,
+                           .first_chunk = 390,
+                           .rounded_ops = rounded_queries,
+                           .cache = cache});
+  }
+}
+
 TEST_P(V4Test, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam());
   TestNetwork network(config, *MakeDummyWeights(config, 3), 1);
   const auto vocab = static_cast<int32_t>(config.vocab_size);
-  std::mt19937 random(7);
-  std::vector<KnownRequest> requests =
-      RandomRequests(random, vocab, {1, 65, 130, 400}, 12, network.Groups(128, DType::kBF16));
-  KnownRun alone(network, requests, 128, DType::kBF16);
-  alone.RunAlone();
-  SpreadBlocks(random, requests, network.Groups(256, DType::kBF16));
-  KnownRun mixed(network, requests, 256, DType::kBF16);
-  mixed.RunMixed(random, 150);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (size_t kind = 0; kind < 2; ++kind) {
-      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind]) << "request " << i << ", " << kind;
+  for (const CacheNumbers& cache : {CacheNumbers(DType::kBF16), kFp8Caches[0], kFp8Caches[1]}) {
+    std::mt19937 random(7);
+    std::vector<KnownRequest> requests =
+        RandomRequests(random, vocab, {1, 65, 130, 400}, 12, network.Groups(128, cache));
+    KnownRun alone(network, requests, 128, cache);
+    alone.RunAlone();
+    SpreadBlocks(random, requests, network.Groups(256, cache));
+    KnownRun mixed(network, requests, 256, cache);
+    mixed.RunMixed(random, 150);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t kind = 0; kind < 2; ++kind) {
+        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
+            << DTypeName(cache.dtype) << ", " << static_cast<int>(cache.form) << ", request " << i
+            << ", " << kind;
+      }
     }
   }
 }

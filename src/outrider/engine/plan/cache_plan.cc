@@ -22,14 +22,18 @@ GpuBudget BudgetOf(const EngineOptions& options, int64_t total) {
       .usable = static_cast<int64_t>(options.gpu_memory_utilization * static_cast<double>(total))};
 }
 
-std::string CacheTypeText(const ModelConfig& config, DType kv_dtype) {
-  std::string name(DTypeName(kv_dtype));
-  if (kv_dtype != DType::kF8E4M3) return name;
+std::string CacheTypeText(const ModelConfig& config, const NumberPlan& numbers) {
+  std::string name(DTypeName(numbers.kv_dtype));
+  if (numbers.kv_dtype != DType::kF8E4M3) return name;
   const auto* mla = std::get_if<MlaSpec>(&config.first_cached_layer().attention);
-  if (mla != nullptr && mla->indexer) {
+  const bool is_v4 = config.family == ModelFamily::kDeepSeekV4;
+  if (is_v4 && numbers.cache_form == Fp8Form::kPublishedNumbers) {
+    return "bfloat16 rounded as published";
+  }
+  if ((mla != nullptr && mla->indexer) || (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
     return name + " without scales, index keys with a scale each";
   }
-  if (config.family != ModelFamily::kDeepSeekV4) return name + " without scales";
+  if (!is_v4) return name + " without scales";
   return fmt::format("{} in groups of {} but for rotated numbers, index keys {}", name,
                      kFp8CacheGroup, DTypeName(DType::kF4E2M1));
 }
@@ -147,7 +151,7 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
   decisions.push_back(
       {"KV cache",
        fmt::format("{} pages of {} bytes, {}, {} bytes per token over {} layers{}", cache.num_pages,
-                   cache.PageBytes(), CacheTypeText(config, plan.numbers.kv_dtype),
+                   cache.PageBytes(), CacheTypeText(config, plan.numbers),
                    BytesPerToken(cache.groups), plan.cache.layers.size(),
                    kept == 0 ? "" : fmt::format(", and {} for kept hidden rows per page", kept)),
        budget_pages < useful ? memory.why : "as much as --max-num-seqs requests can use"});

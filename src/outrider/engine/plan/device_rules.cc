@@ -112,12 +112,12 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
              std::max<int64_t>(a.plan.max_num_batched_tokens, seqs * (1 + a.plan.drafts.k)));
        },
        Taken::UpTo(cuda::kMostRows)},
-      {"--kv-cache-dtype",
+      {"bytes of a page of the cache (--block-size)",
        [](const AskedOptions& a) -> std::optional<Asked> {
          if (!IsCompressed(a)) return std::nullopt;
-         return Name(CacheTypeName(a));
+         return a.plan.cache.config.PageBytes();
        },
-       Taken::Names({"bfloat16"}), "of compressed attention"},
+       Taken::Multiples(128), "of compressed attention"},
   };
 }
 

@@ -22,6 +22,11 @@ std::optional<int64_t> IndexWidth(const LayerSpec& layer) {
 
 void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,
                    const ChosenDevice& device) {
+  if (options.published_cache && config.family != ModelFamily::kDeepSeekV4) {
+    throw InvalidArgument(
+        "--kv-cache-dtype fp8_published is for DeepSeek-V4, and {} is a {}: use fp8", options.model,
+        ModelFamilyName(config.family));
+  }
   if (device.kind == DeviceKind::kCuda) return;
   if (!IndexWidth(config.first_cached_layer())) {
     throw InvalidArgument(
@@ -47,6 +52,9 @@ NumberPlan PlanNumbers(const EngineOptions& options, const ModelConfig& config,
   plan.dtype = options.dtype.value_or(config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   plan.kv_dtype = options.kv_cache_dtype.value_or(plan.dtype);
   if (plan.kv_dtype == DType::kF8E4M3) CheckFp8Cache(options, config, device.chosen);
+  if (device.chosen.kind == DeviceKind::kCuda) {
+    plan.cache_form = options.published_cache ? Fp8Form::kPublishedNumbers : Fp8Form::kPerTensor;
+  }
   plan.weights = {.compute_dtype = plan.dtype,
                   .quantization = options.quantization,
                   .max_fp8_weights_as_bf16 = device.max_fp8_weights_as_bf16};

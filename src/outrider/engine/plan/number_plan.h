@@ -14,7 +14,9 @@ struct NumberPlan {
   DType kv_dtype = DType::kBF16;  // these, or kF8E4M3
   WeightForm weights;             // of one rank
 
-  CacheNumbers cache() const { return {kv_dtype, dtype}; }
+  Fp8Form cache_form = Fp8Form::kPublished;  // kF8E4M3
+
+  CacheNumbers cache() const { return {kv_dtype, dtype, cache_form}; }
 };
 
 /// Throws Error for a cache of 8 bits that the model's attention does not have on the device.

@@ -160,11 +160,11 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
     const AttentionSpan& span = spans[s];
     const auto position = static_cast<int32_t>(span.context_length + row - span.first_row);
     std::vector<std::byte>& buffer = ScratchOfRow().entries;
-    if (args.window_rows.code_bytes > 0) buffer.resize(static_cast<size_t>(most) * entry_bytes);
+    if (HoldsCodes(args.window_rows)) buffer.resize(static_cast<size_t>(most) * entry_bytes);
     int64_t count = 0;
     const auto add = [&](const LayerCache& cache, const AttentionSpan& of, int64_t index) {
       std::byte* decoded = nullptr;  // entries that are not codes are read where they are
-      if (cache.code_bytes > 0) decoded = buffer.data() + static_cast<size_t>(count) * entry_bytes;
+      if (HoldsCodes(cache)) decoded = buffer.data() + static_cast<size_t>(count) * entry_bytes;
       entries[count] = LoadEntry(cache, EntrySlot(cache, of.block_table, index), decoded);
       ++count;
     };

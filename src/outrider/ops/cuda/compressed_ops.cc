@@ -1,5 +1,5 @@
-// CudaOps: DeepSeek-V4's attention, but for its indexer (sparse_ops.cc). Caches hold bf16 entries
-// and float32 rows of tokens.
+// CudaOps: DeepSeek-V4's attention, but for its indexer (sparse_ops.cc). Caches hold entries of
+// bf16 or e4m3 codes, and float32 rows of tokens.
 #include <algorithm>
 
 #include "outrider/base/error.h"
@@ -14,10 +14,19 @@ namespace outrider::cuda {
 
 namespace {
 
-constexpr int kMostCallRows = 4096;  // of attention
+constexpr int kMostCallRows = kMaxMlaRequests;  // of attention
 
 bool Holds(const LayerCache& cache, DType dtype, int64_t width) {
   return cache.dtype == dtype && cache.code_bytes == 0 && cache.width == width;
+}
+
+/// Whether entries are e4m3 codes; else they are bf16. Index keys have scales then, others have
+/// none.
+bool HoldsEntryCodes(const LayerCache& cache, int64_t width, bool are_keys) {
+  const bool codes = cache.dtype == DType::kF8E4M3;
+  OUTRIDER_CHECK(Holds(cache, codes ? DType::kF8E4M3 : DType::kBF16, width) &&
+                 cache.has_scales == (codes && are_keys));
+  return codes;
 }
 
 /// cos or sin [rows, 32], pairs (2i, 2i + 1).
@@ -60,7 +69,8 @@ void CudaOps::FinishQueries(const Context& context, const QueryArgs& args) const
 void CudaOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
                               const WindowRowArgs& args) const {
   if (args.kv.rows == 0) return;
-  OUTRIDER_CHECK(Holds(args.cache, DType::kBF16, kCompressedDim) && args.kv.cols == kCompressedDim);
+  const bool codes = HoldsEntryCodes(args.cache, kCompressedDim, /*are_keys=*/false);
+  OUTRIDER_CHECK(args.kv.cols == kCompressedDim);
   const Scratch::Frame frame(context.arena);
   const Tensor kv = Readable(context, args.kv, DType::kF32, stream_);
   WindowRowsParams params;
@@ -73,6 +83,8 @@ void CudaOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
   params.sin = AnglesOf(args.rotary, args.rotary.sin);
   params.slots = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
+  params.codes = codes;
+  params.rounds = args.cache.holds_rounded;
   params.block_stride = BlockBytes(args.cache);
   params.block_size = args.cache.block_size;
   if (args.q.rows == 0) {
@@ -110,8 +122,8 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
   std::copy(first.frequencies.begin(), first.frequencies.end(), params.frequencies);
   for (const CompressArgs& args : compressors) {
     const CompressorShape& shape = args.shape;
-    OUTRIDER_CHECK(Holds(args.tokens, DType::kF32, 2 * shape.channels()) &&
-                   Holds(args.entries, DType::kBF16, shape.width));
+    OUTRIDER_CHECK(Holds(args.tokens, DType::kF32, 2 * shape.channels()));
+    const bool codes = HoldsEntryCodes(args.entries, shape.width, shape.width == kHopperIndexDim);
     OUTRIDER_CHECK(args.rows.rows == params.num_rows && args.rows.cols == 2 * shape.channels());
     const Tensor rows = Readable(context, args.rows, DType::kF32, stream_);
     const CacheInputs& tokens = Cast(inputs).Of(args.tokens);
@@ -131,6 +143,8 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
     c.state_slots = tokens.slots;
     c.norm = args.norm;
     c.entries = args.entries.data;
+    c.codes = codes;
+    c.rounds = args.entries.holds_rounded;
     c.entry_block_stride = BlockBytes(args.entries);
     c.entry_block_size = args.entries.block_size;
     c.entry_slots = Cast(inputs).Of(args.entries).slots;
@@ -174,9 +188,10 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
                                   const CompressedAttentionArgs& args) const {
   const int rows = Int(args.q.rows);
   if (rows == 0) return;
-  OUTRIDER_CHECK(Holds(args.window_rows, DType::kBF16, kCompressedDim));
+  const bool codes = HoldsEntryCodes(args.window_rows, kCompressedDim, /*are_keys=*/false);
   OUTRIDER_CHECK(args.ratio == 0 ||
-                 (Holds(args.entries, DType::kBF16, kCompressedDim) && !args.in_blocks));
+                 (HoldsEntryCodes(args.entries, kCompressedDim, /*are_keys=*/false) == codes &&
+                  !args.in_blocks));
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kCompressedDim &&
                  args.out.cols == args.q.cols && args.out.rows == rows);
   const DecodeRequests& of_window = Cast(inputs).Of(args.window_rows).decode;
@@ -212,6 +227,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
   }
   CompressedAttentionParams params;
   params.heads = args.heads;
+  params.codes = codes;
   params.rows = work.rows;
   params.window = PagesOf(args.window_rows, of_window);
   if (args.ratio > 0) {

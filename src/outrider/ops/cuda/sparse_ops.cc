@@ -129,19 +129,25 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   scores.q = args.q.data;
   scores.weights = static_cast<const float*>(args.weights.data);
   scores.weights_stride = args.weights.stride;
-  if (scored && codes) {
+  if (scored && (codes || args.keys.holds_rounded)) {
     IndexQueriesParams queries;
     queries.num_rows = rows;
     queries.heads = args.heads;
     queries.q = args.q.data;
-    queries.weights = scores.weights;
-    queries.weights_stride = scores.weights_stride;
-    queries.codes = context.arena.Take<std::byte>(args.q.rows * args.q.cols);
-    queries.scaled = context.arena.Take<float>(args.q.rows * args.heads);
+    const int64_t numbers = args.q.rows * args.q.cols;
+    if (codes) {
+      queries.weights = scores.weights;
+      queries.weights_stride = scores.weights_stride;
+      queries.codes = context.arena.Take<std::byte>(numbers);
+      queries.scaled = context.arena.Take<float>(args.q.rows * args.heads);
+      scores.weights = queries.scaled;
+      scores.weights_stride = args.heads;
+    } else {
+      queries.fp4_numbers = true;
+      queries.codes = context.arena.Take<BFloat16>(numbers);
+    }
     CheckCuda(RoundIndexQueries(queries, stream_), "rounding of index queries");
     scores.q = queries.codes;
-    scores.weights = queries.scaled;
-    scores.weights_stride = args.heads;
   }
   scores.keys = PagesOf(args.keys, requests);
   scores.codes = codes;

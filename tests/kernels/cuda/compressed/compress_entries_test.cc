@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "outrider/base/error.h"
 #include "tests/kernels/cuda/compressed/device_compressed_rows.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/sparse/expected_codes.h"
 
 namespace outrider::cuda {
 namespace {
@@ -23,6 +26,8 @@ struct CompressorShape {
   int other_width;  // of a second compressor, or 0
   int ratio;
   bool overlaps;
+  bool codes = false;  // entries are e4m3, the narrow ones of overlaps with a scale each
+  bool rounds = false;
 };
 
 constexpr float kEpsilon = 1e-6F;
@@ -42,6 +47,8 @@ class World {
         channels_(shape.overlaps ? 2 * width : width),
         ratio_(shape.ratio),
         overlaps_(shape.overlaps),
+        codes_(shape.codes),
+        rounds_(shape.rounds),
         state_block_(state_block),
         lengths_(std::move(lengths)) {
     for (const int length : lengths_) {
@@ -119,6 +126,8 @@ class World {
     c.state_slots = d_state_slots_.data();
     c.norm = d_norm_.data();
     c.entries = entries_.data();
+    c.codes = codes_;
+    c.rounds = rounds_;
     c.entry_block_stride = static_cast<int64_t>(EntryStride() * sizeof(uint16_t));
     c.entry_block_size = kEntriesOfBlock;
     c.entry_slots = d_entry_slots_.data();
@@ -129,9 +138,15 @@ class World {
   std::vector<uint16_t> Entries() const { return entries_.Download(); }
 
   size_t EntryAt(int request, int entry) const {
-    return (static_cast<size_t>(request) * entry_blocks_of_request_ + entry / kEntriesOfBlock) *
-               EntryStride() +
-           static_cast<size_t>(entry % kEntriesOfBlock) * width_;
+    return BlockAt(request, entry) + static_cast<size_t>(entry % kEntriesOfBlock) * EntryNumbers();
+  }
+  /// What an entry takes; codes count in pairs.
+  size_t EntryNumbers() const { return static_cast<size_t>(codes_ ? width_ / 2 : width_); }
+  bool HasScales() const { return codes_ && width_ == kIndexDim && overlaps_; }
+  /// Two numbers: an entry's scale.
+  size_t ScaleAt(int request, int entry) const {
+    return BlockAt(request, entry) + kEntriesOfBlock * EntryNumbers() +
+           static_cast<size_t>(entry % kEntriesOfBlock) * 2;
   }
 
   /// Entry `entry` in double precision.
@@ -168,6 +183,10 @@ class World {
   }
 
  private:
+  size_t BlockAt(int request, int entry) const {
+    return (static_cast<size_t>(request) * entry_blocks_of_request_ + entry / kEntriesOfBlock) *
+           EntryStride();
+  }
   size_t StateStride() const {
     return static_cast<size_t>(state_block_ * 2 * channels_ + kGap) * sizeof(float);
   }
@@ -183,6 +202,8 @@ class World {
   int channels_;
   int ratio_;
   bool overlaps_;
+  bool codes_;
+  bool rounds_;
   int state_block_;
   int drafted_from_ = std::numeric_limits<int>::max();
   std::vector<int> lengths_;
@@ -260,6 +281,24 @@ class CompressEntriesTest : public HopperTest<::testing::TestWithParam<Compresso
     return entries;
   }
 
+  /// The codes of an entry in the entries' memory.
+  static void ExpectEntryCodes(const World& world, const std::vector<uint16_t>& memory, int request,
+                               int entry, const std::vector<double>& wanted) {
+    const auto* const codes =
+        reinterpret_cast<const uint8_t*>(&memory[world.EntryAt(request, entry)]);
+    const std::string where =
+        "request " + std::to_string(request) + ", entry " + std::to_string(entry);
+    if (world.HasScales()) {
+      float scale = 0;
+      std::memcpy(&scale, &memory[world.ScaleAt(request, entry)], sizeof(scale));
+      ExpectCodes(codes, scale, wanted, where);
+    } else {
+      double most = 0;
+      for (const double value : wanted) most = std::max(most, std::abs(value));
+      ExpectRounded(codes, 1.0F, wanted, most, where);
+    }
+  }
+
   static inline const std::vector<int> kLengths = {3, 130, 128, 259, 517, 4};
 };
 
@@ -273,6 +312,26 @@ TEST_P(CompressEntriesTest, MatchDoublePrecisionAndWriteNothingElse) {
       for (int e = 0; e < kLengths[r] / GetParam().ratio; ++e) {
         const std::vector<double> wanted = world.Wanted(static_cast<int>(r), e);
         const size_t at = world.EntryAt(static_cast<int>(r), e);
+        if (GetParam().codes) {
+          ExpectEntryCodes(world, got, static_cast<int>(r), e, wanted);
+          std::fill_n(written.begin() + static_cast<int64_t>(at), world.EntryNumbers(), true);
+          if (world.HasScales()) {
+            const auto scale = static_cast<int64_t>(world.ScaleAt(static_cast<int>(r), e));
+            std::fill_n(written.begin() + scale, 2, true);
+          }
+          continue;
+        }
+        if (GetParam().rounds) {
+          std::fill_n(written.begin() + static_cast<int64_t>(at), world.width(), true);
+          const auto numbers = std::span(got).subspan(at, static_cast<size_t>(world.width()));
+          const std::string where = "request " + std::to_string(r) + ", entry " + std::to_string(e);
+          if (world.width() == kIndexDim) {
+            ExpectPublished(numbers, Transformed(wanted), true, where);
+          } else {
+            ExpectPublished(numbers, std::span(wanted).first(wanted.size() - 64), false, where);
+          }
+          continue;
+        }
         for (int i = 0; i < world.width(); ++i) {
           written[at + static_cast<size_t>(i)] = true;
           const double value = wanted[static_cast<size_t>(i)];
@@ -324,8 +383,9 @@ TEST_P(CompressEntriesTest, RejectedDraftsLeaveNothingBehind) {
     const std::vector<uint16_t> got = worlds[i].Entries();
     for (int e = 0; e < 259 / GetParam().ratio; ++e) {
       const auto at = static_cast<int64_t>(worlds[i].EntryAt(3, e));
-      ASSERT_TRUE(
-          std::equal(got.begin() + at, got.begin() + at + worlds[i].width(), all[i].begin() + at))
+      ASSERT_TRUE(std::equal(got.begin() + at,
+                             got.begin() + at + static_cast<int64_t>(worlds[i].EntryNumbers()),
+                             all[i].begin() + at))
           << "entry " << e;
     }
   }
@@ -338,12 +398,17 @@ TEST_P(CompressEntriesTest, KeepBitsInAGraph) {
   for (size_t i = 0; i < worlds.size(); ++i) ASSERT_EQ(worlds[i].Entries(), all[i]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Hopper, CompressEntriesTest,
-                         ::testing::Values(CompressorShape{"ratio_4", 512, 128, 4, true},
-                                           CompressorShape{"ratio_4_alone", 512, 0, 4, true},
-                                           CompressorShape{"ratio_128", 512, 0, 128, false},
-                                           CompressorShape{"narrow_128", 128, 0, 128, false}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, CompressEntriesTest,
+    ::testing::Values(CompressorShape{"ratio_4", 512, 128, 4, true},
+                      CompressorShape{"ratio_4_alone", 512, 0, 4, true},
+                      CompressorShape{"ratio_128", 512, 0, 128, false},
+                      CompressorShape{"narrow_128", 128, 0, 128, false},
+                      CompressorShape{"codes_4", 512, 128, 4, true, true},
+                      CompressorShape{"codes_128", 512, 0, 128, false, true},
+                      CompressorShape{"rounded_4", 512, 128, 4, true, false, true},
+                      CompressorShape{"rounded_128", 512, 0, 128, false, false, true}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 TEST(CompressEntriesArguments, AreRefused) {
   CompressParams good;
@@ -365,6 +430,13 @@ TEST(CompressEntriesArguments, AreRefused) {
   refused([](CompressParams& p) { p.compressors[0].ratio = 8; });
   refused([](CompressParams& p) { p.compressors[0].width = 256; });
   refused([](CompressParams& p) { p.compressors[0].entry_block_size = 0; });
+  refused([](CompressParams& p) { p.compressors[0].codes = p.compressors[0].rounds = true; });
+  refused([](CompressParams& p) {
+    p.compressors[0].codes = true;
+    p.compressors[0].width = 128;
+    p.compressors[0].ratio = 128;
+    p.compressors[0].overlaps = false;
+  });
   refused([](CompressParams& p) { p.compressors[0].state_block_stride = 4; });
   refused([](CompressParams& p) {
     p.count = 2;

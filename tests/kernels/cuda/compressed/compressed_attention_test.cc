@@ -27,6 +27,7 @@ struct CompressedRun {
   int chunk = 4096;  // rows of a call
   int replays = 0;   // of a graph; 0: launched
   bool rotates = true;
+  bool codes = false;  // keys are e4m3; their numbers must have been rounded to them
 };
 
 struct CompressedResult {
@@ -86,6 +87,11 @@ class CompressedWorld {
     sink_ = NormalFloats(random_, static_cast<size_t>(shape.heads), 2.0F);
   }
 
+  void RoundToCodes() {
+    window_.RoundToCodes();
+    entries_.RoundToCodes();
+  }
+
   std::vector<Window> AllWindows(int rows) const {
     std::vector<Window> windows;
     for (size_t r = 0; r < lengths_.size(); ++r) {
@@ -119,8 +125,10 @@ class CompressedWorld {
     const DeviceArray<uint16_t> d_q(q);
     const DeviceArray<float> d_cos(cos), d_sin(sin), d_sink(sink_);
     const DeviceArray<int32_t> d_lists(lists);
-    const DevicePages window(random_, window_, windows, run.page_size, run.gap);
-    const DevicePages entries(random_, entries_, windows, run.entry_page, run.gap);
+    const DevicePages window(random_, run.codes ? window_.AsCodes() : window_, windows,
+                             run.page_size, run.gap);
+    const DevicePages entries(random_, run.codes ? entries_.AsCodes() : entries_, windows,
+                              run.entry_page, run.gap);
     const DeviceCompressedRows rows(windows,
                                     {.window = kWindow,
                                      .in_blocks = shape_.in_blocks,
@@ -138,6 +146,7 @@ class CompressedWorld {
     CompressedAttentionParams params;
     params.heads = shape_.heads;
     params.rows = rows.rows();
+    params.codes = run.codes;
     params.window = window.pages();
     if (shape_.ratio > 0) params.entries = entries.pages();
     if (shape_.top_k > 0) params.lists = d_lists.data();
@@ -322,6 +331,24 @@ TEST_P(CompressedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
   CompressedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
 }
 
+// The bits of bf16 keys with the same numbers, so that codes have all that those have.
+TEST_P(CompressedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
+  CompressedWorld world(GetParam(), {2, 127, 129, 515, 1030, 2600}, 33, 47);
+  world.RoundToCodes();
+  const CompressedResults all = world.Run(world.AllWindows(33), {});
+  CompressedWorld::ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
+  world.ExpectReference(world.Run(world.AllWindows(2), {.codes = true}), 2, true, true);
+  for (const int page : {1, 8, 16, 256}) {
+    CompressedWorld::ExpectParts(
+        world.Run(
+            world.AllWindows(3),
+            {.page_size = page, .entry_page = 256 / page, .gap = 192, .padding = 1, .codes = true}),
+        all, "pages");
+  }
+  CompressedWorld::ExpectParts(world.Run(world.AllWindows(4), {.replays = 5, .codes = true}), all,
+                               "graph");
+}
+
 INSTANTIATE_TEST_SUITE_P(Hopper, CompressedAttentionTest,
                          ::testing::Values(CompressedShape{"flash_ratio_4", 64, 4, 512},
                                            CompressedShape{"pro_ratio_4", 128, 4, 1024},
@@ -373,6 +400,9 @@ TEST_F(CompressedAttentionCases, SmallForTheSanitizers) {
   CompressedWorld world({"", 16, 4, 128}, {3, 70, 600, 900}, 3, 43);
   const CompressedResults all = world.Run(world.AllWindows(3), {.padding = 1});
   CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
+  world.RoundToCodes();
+  const CompressedResults rounded = world.Run(world.AllWindows(3), {});
+  CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {.codes = true}), rounded, "codes");
 }
 
 TEST(CompressedAttentionArguments, AreRefused) {

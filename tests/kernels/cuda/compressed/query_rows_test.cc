@@ -15,6 +15,7 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/sparse/expected_codes.h"
 
 namespace outrider::cuda {
 namespace {
@@ -92,7 +93,8 @@ class QueryRowsTest : public HopperTest<> {
     std::vector<uint16_t> cache;  // 0xFFFF where nothing was written
     std::vector<uint16_t> latents;
   };
-  Written Write(int first, int rows) const {
+  /// With `codes` a block has the bytes of its bf16 form, of which half are used.
+  Written Write(int first, int rows, bool codes = false, bool rounds = false) const {
     const auto kv = Part(kv_, kStride, first, rows);
     const auto q = Part(q_, kLatent, first, rows);
     const auto cos = Part(cos_, kHalf, first, rows);
@@ -111,6 +113,8 @@ class QueryRowsTest : public HopperTest<> {
     params.sin = sin.data();
     params.slots = slots.data();
     params.cache = cache.data();
+    params.codes = codes;
+    params.rounds = rounds;
     params.block_stride = kBlockNumbers * 2;
     params.block_size = kBlockSize;
     params.q = q.data();
@@ -192,6 +196,39 @@ TEST_F(QueryRowsTest, WindowRowsMatchDoublePrecisionAndTouchNothingElse) {
   }
   for (size_t i = 0; i < got.cache.size(); ++i) {
     ASSERT_TRUE(written[i] || got.cache[i] == 0xFFFF) << "number " << i << " of the cache";
+  }
+}
+
+TEST_F(QueryRowsTest, WindowCodesMatchDoublePrecisionAndTouchNothingElse) {
+  const Written got = Write(0, kRows, /*codes=*/true);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(got.cache.data());
+  std::vector<bool> written(got.cache.size() * 2);
+  for (int row = 0; row < kRows; ++row) {
+    if (slots_[row] < 0) continue;
+    const int64_t at =
+        slots_[row] / kBlockSize * kBlockNumbers * 2 + slots_[row] % kBlockSize * kDim;
+    std::fill_n(written.begin() + at, kDim, true);
+    const std::vector<double> wanted =
+        NormOf(std::span(kv_).subspan(size_t{1} * row * kStride, kDim), weight_.data(),
+               cos_.data() + row * kHalf, sin_.data() + row * kHalf);
+    ExpectRounded(bytes + at, 1.0F, wanted, 1.0, "row " + std::to_string(row));
+  }
+  for (size_t i = 0; i < written.size(); ++i) {
+    ASSERT_TRUE(written[i] || bytes[i] == 0xFF) << "byte " << i << " of the cache";
+  }
+}
+
+TEST_F(QueryRowsTest, WindowRowsAreRoundedAsPublished) {
+  const Written got = Write(0, kRows, /*codes=*/false, /*rounds=*/true);
+  for (int row = 0; row < kRows; ++row) {
+    if (slots_[row] < 0) continue;
+    const std::vector<double> wanted =
+        NormOf(std::span(kv_).subspan(size_t{1} * row * kStride, kDim), weight_.data(),
+               cos_.data() + row * kHalf, sin_.data() + row * kHalf);
+    const std::span<const uint16_t> numbers = std::span(got.cache).subspan(At(slots_[row]), kDim);
+    constexpr size_t kPlain = kDim - 2 * kHalf;
+    ExpectPublished(numbers, std::span(wanted).first(kPlain), false, "row " + std::to_string(row));
+    ExpectRow(numbers.subspan(kPlain), {wanted.begin() + kPlain, wanted.end()}, row);
   }
 }
 

@@ -19,6 +19,7 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/sparse/expected_codes.h"
 
 namespace outrider::cuda {
 namespace {
@@ -30,27 +31,6 @@ constexpr int kBlockSize = 16;
 constexpr int kBlocks = 5;
 constexpr int kGap = 24;  // numbers of something else behind a block
 constexpr float kEpsilon = 1e-6F;
-
-/// Codes and their scale beside the numbers [128] that they are to be, before their transform.
-void ExpectCodes(const uint8_t* codes, float scale, const std::vector<double>& numbers,
-                 const std::string& where) {
-  std::vector<double> wanted(kDim);
-  double most = 1e-4F;
-  for (unsigned i = 0; i < kDim; ++i) {
-    for (unsigned j = 0; j < kDim; ++j) {
-      wanted[i] += (std::popcount(i & j) % 2 == 0 ? 1 : -1) * numbers[j] / std::sqrt(128.0);
-    }
-    most = std::max(most, std::abs(wanted[i]));
-  }
-  ASSERT_EQ(std::bit_cast<uint32_t>(scale) & 0x807FFFFF, 0U) << where << ": no power of two";
-  ASSERT_LE(most / scale, 448 * 1.0001) << where;
-  ASSERT_GE(most / scale, 224 / 1.0001) << where;
-  for (size_t i = 0; i < kDim; ++i) {
-    // To the nearest number with four bits, or multiple of 2^-9.
-    const double step = std::max(std::abs(wanted[i]) / 16, scale * 0x1p-10) + 1e-5 * most;
-    ASSERT_NEAR(Float8E4M3ToFloat(codes[i]) * scale, wanted[i], step) << where << ", number " << i;
-  }
-}
 
 /// Keys of rows whose slots are in random order, the first and the fifth without one.
 class IndexKeysTest : public HopperTest<::testing::TestWithParam<bool>> {
@@ -274,6 +254,33 @@ TEST_F(IndexQueriesTest, AreRoundedByHead) {
     ASSERT_TRUE(std::equal(of_row.begin(), of_row.end(), codes.begin() + row * kHeads * kDim));
     ASSERT_TRUE(
         std::equal(scaled_of_row.begin(), scaled_of_row.end(), scaled.begin() + row * kHeads));
+  }
+}
+
+TEST_F(IndexQueriesTest, AreRoundedAsPublished) {
+  constexpr int kAllHeads = 21;
+  std::mt19937 random(9);
+  std::vector<uint16_t> q;
+  for (int i = 0; i < kAllHeads; ++i) {
+    const std::vector<uint16_t> head =
+        NormalBf16(random, kDim, std::exp2(static_cast<float>(i) - 12));
+    q.insert(q.end(), head.begin(), head.end());
+  }
+  const DeviceArray<uint16_t> d_q(q);
+  const DeviceArray<uint16_t> rounded(size_t{1} * kAllHeads * kDim);
+  CudaOk(RoundIndexQueries({.num_rows = kAllHeads / 3,
+                            .heads = 3,
+                            .q = d_q.data(),
+                            .codes = rounded.data(),
+                            .fp4_numbers = true},
+                           nullptr),
+         "RoundIndexQueries");
+  CudaOk(cudaDeviceSynchronize(), "run");
+  const std::vector<uint16_t> got = rounded.Download();
+  for (int i = 0; i < kAllHeads; ++i) {
+    const std::vector<float> head = ToFloats(std::span(q).subspan(size_t{1} * i * kDim, kDim));
+    ExpectPublished(std::span(got).subspan(size_t{1} * i * kDim, kDim),
+                    Transformed({head.begin(), head.end()}), true, "head " + std::to_string(i));
   }
 }
 

@@ -36,6 +36,11 @@ void Check(const CompressParams& params) {
     if (c.width != 128 && c.width != 512) {
       RefuseArgument("compressors: width is ", c.width, ", it must be 128 or 512");
     }
+    if ((c.codes || c.rounds) && (c.codes == c.rounds || (c.width == 128 && !c.overlaps))) {
+      RefuseArgument("compressors: entries of ", c.width,
+                     " numbers, codes or rounded: not both, "
+                     "and narrow ones only with overlap");
+    }
     if (c.state_block_size < 1 || c.state_block_stride % 16 != 0) {
       RefuseArgument("compressors: blocks of ", c.state_block_size, " rows, ", c.state_block_stride,
                      " bytes apart: the size must be positive, the distance a multiple of 16");

@@ -41,8 +41,14 @@ struct Compressor {
   const float* bias = nullptr;           // [ratio, channels()]
   const int64_t* state_slots = nullptr;  // [rows] block * block size + place; negative: none
 
-  const float* norm = nullptr;           // [width]
-  void* entries = nullptr;               // bf16 [width], of block 0; 16-byte aligned
+  const float* norm = nullptr;  // [width]
+  // bf16 [width], of block 0; 16-byte aligned. With `codes` e4m3, of index keys as WriteIndexKeys
+  // stores them: behind a Hadamard transform, with a scale each behind the block's codes.
+  void* entries = nullptr;
+  bool codes = false;
+  // bf16: numbers are rounded first, as is published (published_rounding.cuh): to e4m3 all but the
+  // rotated ones, index keys behind a Hadamard transform to e2m1.
+  bool rounds = false;
   int64_t entry_block_stride = 0;        // bytes, a multiple of 16
   int entry_block_size = 0;              // entries, which follow each other
   const int64_t* entry_slots = nullptr;  // [rows], counted in tokens; negative: none is written

@@ -5,9 +5,11 @@
 
 #include "outrider/base/rounded_exp.h"
 #include "outrider/kernels/cuda/compressed/compress_entries.h"
+#include "outrider/kernels/cuda/compressed/published_rounding.cuh"
 #include "outrider/kernels/cuda/hopper/cluster.cuh"
 #include "outrider/kernels/cuda/rows/row_rotation.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
+#include "outrider/kernels/cuda/sparse/index_keys_task.cuh"
 
 namespace outrider::cuda {
 
@@ -64,6 +66,34 @@ __device__ __forceinline__ float4 RotateEntry(const CompressParams& params, int 
 /// What is added to the gates of the token at `position`.
 __device__ __forceinline__ const float* BiasOf(const Compressor& c, int position) {
   return c.bias + static_cast<int64_t>(position % c.ratio) * c.channels();
+}
+
+/// Four numbers of the entry in place `place` of a block. Of an index key, which is pooled by one
+/// group, a warp has all of them.
+template <int kGroups>
+__device__ __forceinline__ void StorePooled(const Compressor& c, uint8_t* block, int64_t place,
+                                            int column, float4 x) {
+  const int64_t at = place * c.width + column;
+  const bool is_key = kGroups == 1 && c.width == kIndexDim;
+  if (c.rounds) {
+    if (is_key) {
+      x = RoundFp4Group(Hadamard(x));
+    } else if (column < c.width - kPoolRotary) {
+      x = RoundFp8Group(x);
+    }
+  }
+  if (!c.codes) {
+    StoreFour(reinterpret_cast<__nv_bfloat16*>(block) + at, x);
+    return;
+  }
+  auto* const codes = reinterpret_cast<__nv_fp8_e4m3*>(block) + at;
+  if (!is_key) {
+    StoreFour(codes, x);
+    return;
+  }
+  const float scale = StoreCodes(codes, x);
+  auto* const scales = reinterpret_cast<float*>(block + int64_t{c.entry_block_size} * c.width);
+  if (column == 0) scales[place] = scale;
 }
 
 /// The entry that `row` completes, if it does: this block's channels of it. All threads.
@@ -181,9 +211,8 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
     const int64_t entry = slot / c.ratio;
     uint8_t* const block =
         static_cast<uint8_t*>(c.entries) + entry / c.entry_block_size * c.entry_block_stride;
-    StoreFour(
-        reinterpret_cast<__nv_bfloat16*>(block) + entry % c.entry_block_size * c.width + column,
-        RotateEntry(params, c.width, first, column, normal));
+    StorePooled<kGroups>(c, block, entry % c.entry_block_size, column,
+                         RotateEntry(params, c.width, first, column, normal));
   }
   if constexpr (kBlocks > 1) ClusterWait();  // the others may still be reading this block's sum
 }

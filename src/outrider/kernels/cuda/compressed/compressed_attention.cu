@@ -11,16 +11,15 @@
 namespace outrider::cuda {
 namespace {
 
-using WindowShared = ListedShared<WindowForm>;
-
-template <bool kSharedTiles>
+template <bool kCodes, bool kSharedTiles>
 __global__ void __launch_bounds__(kListedThreads, 1)
     AttendCompressedKernel(const __grid_constant__ WindowArguments args,
                            const __grid_constant__ MlaTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t compressed_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(compressed_bytes) & 1023) != 0) __trap();
-  AttendListed<WindowForm, kSharedTiles>(args, maps,
-                                         *reinterpret_cast<WindowShared*>(compressed_bytes));
+  using Form = WindowForm<kCodes>;
+  AttendListed<Form, kSharedTiles>(args, maps,
+                                   *reinterpret_cast<ListedShared<Form>*>(compressed_bytes));
 }
 
 bool ArePages(const PagedEntries& entries) {
@@ -53,15 +52,23 @@ bool EncodeQueryMap(CUtensorMap* map, const void* q, uint64_t rows) {
                        {64, 8, kCompressedDim / 64, 1});
 }
 
-template <bool kSharedTiles>
+template <bool kCodes, bool kSharedTiles>
 cudaError_t Launch(const WindowArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
-  static_assert(sizeof(WindowShared) <= 232448, "one block per multiprocessor has 227 KB");
+  constexpr size_t kBytes = sizeof(ListedShared<WindowForm<kCodes>>);
+  static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
+  const auto kernel = AttendCompressedKernel<kCodes, kSharedTiles>;
   static OncePerDevice once;
-  const cudaError_t allowed = once.Call(
-      [&] { return AllowShared(AttendCompressedKernel<kSharedTiles>, sizeof(WindowShared)); });
+  const cudaError_t allowed = once.Call([&] { return AllowShared(kernel, kBytes); });
   if (allowed != cudaSuccess) return allowed;
-  return LaunchDependent(AttendCompressedKernel<kSharedTiles>, dim3(MlaBlocks()),
-                         dim3(kListedThreads), sizeof(WindowShared), stream, args, maps);
+  return LaunchDependent(kernel, dim3(MlaBlocks()), dim3(kListedThreads), kBytes, stream, args,
+                         maps);
+}
+
+template <bool kCodes>
+cudaError_t Launch(const CompressedAttentionParams& params, const WindowArguments& args,
+                   const MlaTensorMaps& maps, cudaStream_t stream) {
+  return SharedTiles(params) ? Launch<kCodes, true>(args, maps, stream)
+                             : Launch<kCodes, false>(args, maps, stream);
 }
 
 }  // namespace
@@ -101,7 +108,8 @@ cudaError_t CompressedAttention(const CompressedAttentionParams& params,
   MlaTensorMaps maps = {};
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
   if (!EncodeQueryMap(&maps.q, params.q, pairs)) return cudaErrorInvalidValue;
-  return SharedTiles(params) ? Launch<true>(args, maps, stream) : Launch<false>(args, maps, stream);
+  return params.codes ? Launch<true>(params, args, maps, stream)
+                      : Launch<false>(params, args, maps, stream);
 }
 
 }  // namespace outrider::cuda

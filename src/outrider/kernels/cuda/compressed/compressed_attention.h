@@ -35,8 +35,10 @@ struct CompressedAttentionParams {
   int heads = 0;
   CompressedRows rows = {};
   const void* q = nullptr;  // bf16 [num_rows, heads, 512], 16-byte aligned
-  // bf16 [512]; pages of either a multiple of 128 bytes apart, the last at most 255 GiB behind the
-  // first, the first 16-byte aligned. Entry j of the window's is the row of position j.
+  // bf16 or, with `codes`, e4m3 [512]; pages of either a multiple of 128 bytes apart, the last at
+  // most 255 GiB behind the first, the first 16-byte aligned. Entry j of the window's is the row of
+  // position j.
+  bool codes = false;
   PagedEntries window = {};
   PagedEntries entries = {};  // with entries
   // What row r reads after its window: entries lists[r, 0], lists[r, 1] ..; null: 0, 1, 2 ..

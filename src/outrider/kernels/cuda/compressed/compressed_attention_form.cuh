@@ -9,7 +9,7 @@
 
 namespace outrider::cuda {
 
-/// Units of offsets: a key of 1024 bytes is 8, a page a whole number of them.
+/// Units of offsets: a key of 1024 bytes is 8, one of codes 4, a page a whole number of them.
 inline constexpr int kWindowOffsetUnit = 128;
 
 /// A cache of keys, by page.
@@ -64,12 +64,14 @@ struct RotatedResults {
   }
 };
 
+/// kHasCodes: of e4m3 codes, which are widened when they have been gathered.
+template <bool kHasCodes>
 struct WindowForm {
   using Arguments = WindowArguments;
-  static constexpr bool kCodes = false;
+  static constexpr bool kCodes = kHasCodes;
   static constexpr ListedTurns kTurns = ListedTurns::kTogether;
   static constexpr int kWidth = kCompressedDim;
-  static constexpr uint32_t kEntryUnits = kWidth * 2 / kWindowOffsetUnit;
+  static constexpr uint32_t kEntryUnits = kWidth * (kCodes ? 1 : 2) / kWindowOffsetUnit;
   static constexpr int kOfWindow = 1 << 30;         // of a key's number
   static constexpr uint32_t kOfEntries = 1u << 31;  // of an offset
 

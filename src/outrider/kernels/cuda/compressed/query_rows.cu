@@ -2,6 +2,7 @@
 // warp per head, or for four heads of an indexer.
 #include <tuple>
 
+#include "outrider/kernels/cuda/compressed/published_rounding.cuh"
 #include "outrider/kernels/cuda/compressed/query_rows.h"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
@@ -42,8 +43,14 @@ __device__ __forceinline__ void WriteWindowRow(const WindowRowsParams& params, i
       LoadFour(params.weight + column) * (x * NormFactor(squares, kDim, params.epsilon));
   uint8_t* const block =
       static_cast<uint8_t*>(params.cache) + slot / params.block_size * params.block_stride;
-  StoreFour(reinterpret_cast<__nv_bfloat16*>(block) + slot % params.block_size * kDim + column,
-            RotateTail(params.cos, params.sin, row, column, normal));
+  const int64_t at = slot % params.block_size * kDim + column;
+  float4 rotated = RotateTail(params.cos, params.sin, row, column, normal);
+  if (params.rounds && column < kDim - kRotary) rotated = RoundFp8Group(rotated);
+  if (params.codes) {
+    StoreFour(reinterpret_cast<__nv_fp8_e4m3*>(block) + at, rotated);
+  } else {
+    StoreFour(reinterpret_cast<__nv_bfloat16*>(block) + at, rotated);
+  }
 }
 
 template <typename Input>

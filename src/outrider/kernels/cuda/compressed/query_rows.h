@@ -21,7 +21,10 @@ struct WindowRowsParams {
   const float* sin = nullptr;
   // int64 [num_rows]: block * block_size + place in the block; negative: the row writes nothing
   const int64_t* slots = nullptr;
-  void* cache = nullptr;     // bf16 [512], of block 0; 16-byte aligned
+  void* cache = nullptr;  // bf16 or, with `codes`, e4m3 [512], of block 0; 16-byte aligned
+  bool codes = false;
+  // bf16: all but the rotated numbers are rounded first, as is published (published_rounding.cuh).
+  bool rounds = false;
   int64_t block_stride = 0;  // bytes, a multiple of 16
   int block_size = 0;        // rows of a block, which follow each other
   // Optional: the queries' latent, which is normalised in the same launch.

@@ -205,12 +205,12 @@ struct EarlyWeights {
   }
 };
 
-/// This thread's part of the sums of its rows: fn times the streams, then their squares.
-template <int kRows, int kSums, int kEarly>
+/// This thread's part of the sums of a row: fn times the streams, then their squares.
+template <int kSums, int kEarly>
 __device__ __forceinline__ void AddProducts(const HyperRowsParams& params, int column,
                                             const EarlyWeights<kSums, kEarly>& early,
-                                            const float4 (&x)[kRows][kHyperStreams],
-                                            float (&sums)[kRows][kHyperSumRoom]) {
+                                            const float4 (&x)[kHyperStreams],
+                                            float (&sums)[kHyperSumRoom]) {
   const float* const fn = params.fn + column;
 #pragma unroll
   for (int s = 0; s < kSums; ++s) {
@@ -220,14 +220,64 @@ __device__ __forceinline__ void AddProducts(const HyperRowsParams& params, int c
       const int i = s * kHyperStreams + j;
       const float4 w = i < kEarly ? early.values[i < kLast ? i : kLast]
                                   : LoadFour(fn + int64_t{i} * params.hidden);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r][s] = Dot(x[r][j], w, sums[r][s]);
+      sums[s] = Dot(x[j], w, sums[s]);
     }
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int j = 0; j < kHyperStreams; ++j) sums[kSums] = AddSquares(x[j], sums[kSums]);
+}
+
+/// A warp's sums of its rows, into shared memory. Of several rows a few sums at a time, so that
+/// there are registers for many loads of fn on their way.
+template <int kRows, int kThreads, int kSums, int kEarly>
+__device__ __forceinline__ void SumByWarp(const HyperRowsParams& params, bool has_columns,
+                                          int column, const EarlyWeights<kSums, kEarly>& early,
+                                          const float4 (&x)[kRows][kHyperStreams],
+                                          HyperShared<kRows, kThreads>& shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (kRows == 1) {
+    float sums[kHyperSumRoom] = {};
+    if (has_columns) AddProducts<kSums, kEarly>(params, column, early, x[0], sums);
+    shared.warp_sums[0][warp][lane] = SumByLane(sums);
+  } else {
+    constexpr int kTogether = kHyperSumRoom / kRows;  // of a row
+    static_assert(kEarly == 0);
+    const float* const fn = params.fn + column;
 #pragma unroll
-    for (int j = 0; j < kHyperStreams; ++j) sums[r][kSums] = AddSquares(x[r][j], sums[r][kSums]);
+    for (int first = 0; first < kSums; first += kTogether) {
+      float sums[kHyperSumRoom] = {};  // [rows][kTogether]
+      if (has_columns) {
+#pragma unroll
+        for (int s = 0; s < kTogether && first + s < kSums; ++s) {
+#pragma unroll
+          for (int j = 0; j < kHyperStreams; ++j) {
+            const float4 w =
+                LoadFour(fn + int64_t{(first + s) * kHyperStreams + j} * params.hidden);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              float& sum = sums[r * kTogether + s];
+              sum = Dot(x[r][j], w, sum);
+            }
+          }
+        }
+      }
+      const float sum = SumByLane(sums);
+      const int of_row = first + lane % kTogether;
+      if (of_row < kSums) shared.warp_sums[lane / kTogether][warp][of_row] = sum;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float squares = 0.0F;
+#pragma unroll
+      for (int j = 0; j < kHyperStreams; ++j) squares = AddSquares(x[r][j], squares);
+      // In the order of SumByLane.
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+        squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, mask));
+      }
+      if (lane == 0) shared.warp_sums[r][warp][kSums] = squares;
+    }
   }
 }
 
@@ -273,10 +323,7 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
     };
     const bool is_warp_more = kRows == 1 && warp == kWarps;
     if (!is_warp_more) {
-      float sums[kRows][kHyperSumRoom] = {};
-      if (has_columns) AddProducts<kRows, kSums, kEarly>(params, column, early, x, sums);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) shared.warp_sums[r][warp][lane] = SumByLane(sums[r]);
+      SumByWarp<kRows, kThreads, kSums, kEarly>(params, has_columns, column, early, x, shared);
     }
     __syncthreads();  // in one place of the code for all
     if (is_warp_more) {

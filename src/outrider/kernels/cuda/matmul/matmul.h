@@ -31,6 +31,9 @@ constexpr bool IsFourBits(WeightFormat format) {
   return format == WeightFormat::kInt4 || format == WeightFormat::kFp4 ||
          format == WeightFormat::kNvfp4;
 }
+constexpr bool IsE2m1(WeightFormat format) {
+  return format == WeightFormat::kFp4 || format == WeightFormat::kNvfp4;
+}
 /// Scales of e4m3 codes stand for blocks of 128x128.
 constexpr bool HasBlockScales(WeightFormat format) {
   return format == WeightFormat::kF8 || format == WeightFormat::kF8PowerOfTwo;
@@ -106,14 +109,14 @@ enum class OutputType { kBf16, kF32 };
 enum class MatMulVariant {
   kUsual,  // 64 rows of the weight (e4m3 and 128 rows of x: 128), several blocks
   kDeep,   // the same alone on its multiprocessor, with many stages; up to 64 rows of x
-  kPair,   // bf16: 128 rows, one block
+  kPair,   // bf16: 128 rows, one block; e2m1: 128 rows, two blocks
   kWide,   // 192 rows (e4m3: 128), one block
 };
 
 /// Which body runs. It changes no bit.
 struct MatMulShape {
-  // Rows of x per tile: usual 8, 16, 32, 64 or 128; deep up to 64; pair 192 or 256; wide 128, bf16
-  // also 256.
+  // Rows of x per tile: usual 8, 16, 32, 64 or 128; deep up to 64; pair 192 or 256, e2m1 8, 16 or
+  // 32 with one segment; wide 128, bf16 also 256.
   int tokens = 8;
   MatMulVariant variant = MatMulVariant::kUsual;
   int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4, up to 64 rows of x

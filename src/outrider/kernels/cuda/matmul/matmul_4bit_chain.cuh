@@ -82,13 +82,13 @@ struct UnitScales {
   }
 };
 
-/// sums = the sum over `units` units. The last stage is not released.
-template <typename Body>
+/// sums = the sum over `units` units, for kColumns rows of x. The last stage is not released.
+template <typename Body, int kColumns>
 __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int group, int units,
                                               StageCursor<Body>& cursor, int& held,
-                                              float (&sums)[Body::kTokens / 2]) {
+                                              float (&sums)[kColumns / 2]) {
   constexpr bool kInt4 = Body::kFormat == WeightFormat::kInt4;
-  constexpr int kCount = Body::kTokens / 2;
+  constexpr int kCount = kColumns / 2;
   // Slices of a step. Of integers two are a chain of its own, and a large body has room for one.
   constexpr int kSlices = kInt4 && kCount >= 64 ? 2 : 4;
   constexpr int kSteps = kFourBitUnitColumns / 16 / kSlices;
@@ -178,11 +178,10 @@ __device__ __forceinline__ void ChainFourBits(typename Body::Shared& shared, int
         const int slice = step * kSlices + i;
         const uint64_t columns = x.At(slice / 4 * Body::kTokens * 128 + slice % 4 * 32);
         if constexpr (kInt4) {
-          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chains[step % kBuffers][i / 2], own[i],
-                                                        columns, i % 2);
+          WgmmaKMajor<kColumns>::MultiplyRegisters(chains[step % kBuffers][i / 2], own[i], columns,
+                                                   i % 2);
         } else {
-          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(sums, own[i], columns,
-                                                        unit + slice > 0 ? 1 : 0);
+          WgmmaKMajor<kColumns>::MultiplyRegisters(sums, own[i], columns, unit + slice > 0 ? 1 : 0);
         }
       }
       WgmmaCommit();

@@ -21,7 +21,13 @@ auto WithMatMulBody(const MatMulShape& shape, bool segments, Use use) {
   const auto choose = [&](auto bodies) {
     using Of = decltype(bodies);
     if (shape.variant == MatMulVariant::kWide) return use(typename Of::Wide());
-    if (shape.variant == MatMulVariant::kPair) return use(typename Of::Pair());
+    if (shape.variant == MatMulVariant::kPair) {
+      if constexpr (IsE2m1(Of::kFormat)) {
+        if (shape.tokens == 8) return use(typename Of::Pair8());
+        if (shape.tokens == 16) return use(typename Of::Pair16());
+      }
+      return use(typename Of::Pair());
+    }
     const bool deep = shape.variant == MatMulVariant::kDeep;
     switch (shape.tokens) {
       case 8:
@@ -81,17 +87,22 @@ struct MatMulF8Bodies {
 template <WeightFormat kFormat_, SegmentForm kForm>
 struct MatMulFourBitBodies {
   static constexpr WeightFormat kFormat = kFormat_;
+  static constexpr bool kHasPairs = kForm == SegmentForm::kOne && IsE2m1(kFormat_);
   using Usual8 = MatMulBody<kFormat, 1, 8, 256, 4, 4, kForm>;
   using Deep8 = MatMulBody<kFormat, 1, 8, 256, 3, 5, kForm>;
   using Usual16 = MatMulBody<kFormat, 1, 16, 256, 3, 4, kForm>;
   using Deep16 = Usual16;
-  using Usual32 = MatMulBody<kFormat, 1, 32, 256, 2, 3, kForm>;
+  static constexpr int kStages32 = kFormat == WeightFormat::kFp4 ? 3 : 2;  // that have room
+  using Usual32 = MatMulBody<kFormat, 1, 32, 256, kStages32, 3, kForm>;
   using Deep32 = Usual32;
   using Usual64 = MatMulBody<kFormat, 1, 64, 256, 2, 2, kForm>;
   using Deep64 = Usual64;
   using Wide = MatMulBody<kFormat, 2, 128, 256, 2, 1, kForm>;
   using Usual128 = Wide;
-  using Pair = Wide;  // is refused
+  // With integers and several segments they are refused.
+  using Pair8 = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 8, 256, 5, 2, kForm>, Wide>;
+  using Pair16 = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 16, 256, 4, 2, kForm>, Wide>;
+  using Pair = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 32, 256, 3, 2, kForm>, Wide>;
 };
 
 }  // namespace outrider::cuda

@@ -30,8 +30,14 @@ __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared
   if (args.shares > 1) ClusterWait();
   // Units of K that this block has.
   const int units = min(args.segment_units, args.units - place.segment * args.segment_units);
+  // A list's tile is asked for while the one before is summed.
+  constexpr bool kAhead = Body::kForm == SegmentForm::kOne && IsE2m1(Body::kFormat);
+  const auto find = [&](int index) { return FindTile<Body>(args, index, place.share); };
+  MatMulTile next = {};
+  if (kAhead && place.cluster < tiles) next = find(place.cluster);
   for (int index = place.cluster; index < tiles; index += place.clusters) {
-    const MatMulTile tile = FindTile<Body>(args, index, place.share);
+    const MatMulTile tile = kAhead ? next : find(index);
+    if (kAhead && index + place.clusters < tiles) next = find(index + place.clusters);
     if (tile.num_rows <= 0) continue;
     const RowNumbers<Body> numbers(args, tile);
     int held = 0;  // the last stage, released after the results

@@ -45,8 +45,9 @@ inline constexpr int kCopyRowBytes = 128;
 /// Larger tiles of experts' rows are not copied row by row: they are brought together first.
 inline constexpr int kMostNumberedTokens = 16;
 
-/// Rows of x of a copy, in wide bodies.
+/// Rows of x of a copy, in wide bodies, and in those of 32 and 64 rows with e2m1 weights.
 inline constexpr int kBoxRows = 64;
+inline constexpr int kSmallBoxRows = 16;
 
 /// What a warpgroup puts into shared memory of its results at a time.
 inline constexpr int kResultBytes = 8192;
@@ -62,7 +63,8 @@ enum class SegmentForm {
 
 /// A body of the kernel. Which one runs changes no bit. A tile has up to kTokens rows of x; one of
 /// more than 128 is wide: its rows of x come in boxes of 64, as many as it has rows for, and its
-/// products are as wide.
+/// products are as wide. With e2m1 weights smaller bodies have boxes too: experts' tiles are
+/// mostly half empty, and 32 rows of x are more bytes than the codes that they meet.
 template <WeightFormat kFormat_, int kWarpgroups_, int kTokens_, int kStageColumns_, int kStages_,
           int kBlocksPerSm_, SegmentForm kForm_>
 struct MatMulBody {
@@ -76,7 +78,10 @@ struct MatMulBody {
   static constexpr bool kWide = kTokens > 128;
   static constexpr bool kMayShare =  // rows of x
       kFormat == WeightFormat::kBf16 && kWarpgroups == 1 && kTokens <= 64;
-  static constexpr int kBoxTokens = kWide ? kBoxRows : kTokens;
+  static constexpr bool kSmallBoxes =
+      IsE2m1(kFormat) && kForm == SegmentForm::kOne && (kTokens == 32 || kTokens == 64);
+  static constexpr bool kBoxes = kWide || kSmallBoxes;
+  static constexpr int kBoxTokens = kWide ? kBoxRows : kSmallBoxes ? kSmallBoxRows : kTokens;
   static constexpr int kMostRowNumbers = std::min(kTokens, 128);  // at a time
 
   // The first of the last warps loads. A block that is alone on its multiprocessor has four of

@@ -150,7 +150,7 @@ struct WeightCopies {
   }
 };
 
-/// The copies of a stage's rows of x: one box, or the boxes of 64 rows that a wide tile has, or a
+/// The copies of a stage's rows of x: one box, or as many boxes as the tile has rows for, or a
 /// share of a box for all blocks that share it.
 template <typename Body>
 __device__ __forceinline__ void IssueRows(const MatMulArguments& args,
@@ -159,8 +159,8 @@ __device__ __forceinline__ void IssueRows(const MatMulArguments& args,
 #pragma unroll
   for (int half = 0; half < Body::kStageColumns / 64; ++half) {
     uint8_t* const to = shared.x[stage] + half * Body::kTokens * 128;
-    if constexpr (Body::kWide) {
-      for (int row = 0; row < tile.num_rows; row += kBoxRows) {
+    if constexpr (Body::kBoxes) {
+      for (int row = 0; row < tile.num_rows; row += Body::kBoxTokens) {
         TensorLoad2d(to + row * 128, &args.x_tiles, &shared.full[stage], column + half * 64,
                      tile.first_row + row);
       }
@@ -232,9 +232,10 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
     if (tile.num_rows <= 0) continue;
     const WeightCopies<Body> weights(args, tile, first_unit);
     const int first_column = tile.first_unit_row / args.group_unit_rows * args.group_columns;
-    const int x_rows = Body::kWide     ? (tile.num_rows + kBoxRows - 1) / kBoxRows * kBoxRows
-                       : args.numbered ? tile.num_rows
-                                       : Body::kTokens;
+    constexpr int kBox = Body::kBoxTokens;
+    const int x_rows = args.numbered  ? tile.num_rows
+                       : Body::kBoxes ? (tile.num_rows + kBox - 1) / kBox * kBox
+                                      : Body::kTokens;
     const uint32_t bytes = weights.Bytes() + x_rows * Body::kStageColumns * 2;
     int ahead = 0;
     if (!begun) {

@@ -153,7 +153,8 @@ MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {
   MatMulShape shape = {.tokens = NarrowTokens(rows)};
   if (numbered) return shape;
   if (rows <= kNarrowRows) {
-    if (Ceil(weight.n, kWeightRows) * segments.count <= BlocksAtOnce(segments.count)) {
+    if (weight.format == WeightFormat::kBf16 &&
+        Ceil(weight.n, kWeightRows) * segments.count <= BlocksAtOnce(segments.count)) {
       shape.variant = MatMulVariant::kDeep;
     } else {
       shape.shares = SharesOf(weight, rows, shape.tokens, segments.count);
@@ -173,14 +174,18 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
   const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
   if (most <= kMostNumberedTokens) return most;
   if (most > kNarrowRows) return 256;
-  // Codes take as long with 32 rows as with 64.
-  return format == WeightFormat::kBf16 ? most : kNarrowRows;
+  // Other codes take as long with 32 rows as with 64.
+  return format == WeightFormat::kBf16 || IsE2m1(format) ? most : kNarrowRows;
 }
 
 MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
   const bool bf16 = format == WeightFormat::kBf16;
   if (bf16 && tile_rows > kNarrowRows) return {.tokens = 256, .variant = MatMulVariant::kWide};
   const int tokens = NarrowTokens(tile_rows);
+  // Rows of x would be as many bytes as codes: two warpgroups share them.
+  if (IsE2m1(format) && (tokens == 16 || tokens == 32)) {
+    return {.tokens = tokens, .variant = MatMulVariant::kPair};
+  }
   // With 64 rows the products take the time; one block with more on its way is faster than three.
   if (bf16 && tokens == 64) return {.tokens = tokens, .variant = MatMulVariant::kDeep};
   return {.tokens = tokens};

@@ -10,6 +10,7 @@
 #include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/hopper/wgmma_kmajor.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_4bit_chain.cuh"
+#include "outrider/kernels/cuda/matmul/matmul_4bit_warps.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_loads.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_stages.cuh"
 
@@ -193,8 +194,10 @@ __device__ __forceinline__ void SumSegment(typename Body::Shared& shared, int gr
   if constexpr (Body::kFormat == WeightFormat::kBf16) {
     ChainBf16<Body, kColumns>(shared, group, units * (Body::kUnitColumns / Body::kStageColumns),
                               cursor, held, sums);
+  } else if constexpr (IsFourBits(Body::kFormat) && kColumns <= kMostRowsByWarp) {
+    ChainFourBitsByWarp<Body, kColumns>(shared, group, units, cursor, held, sums);
   } else if constexpr (IsFourBits(Body::kFormat)) {
-    ChainFourBits<Body>(shared, group, units, cursor, held, sums);
+    ChainFourBits<Body, kColumns>(shared, group, units, cursor, held, sums);
   } else {
     ChainF8<Body>(shared, group, units, cursor, held, sums);
   }
@@ -234,6 +237,17 @@ __device__ __forceinline__ void SumTile(const MatMulArguments& args, typename Bo
   if constexpr (Body::kForm == SegmentForm::kAll) {
     float segment[Body::kTokens / 2];
     SumAllSegments<Body, Body::kTokens>(args, shared, group, scales, cursor, held, segment, sums);
+  } else if constexpr (Body::kSmallBoxes) {
+    // Products as wide as the boxes that there are; three go as four.
+    constexpr int kTwo = 2 * kSmallBoxRows;
+    if (tile.num_rows <= kSmallBoxRows) {
+      SumSegment<Body, kSmallBoxRows>(shared, group, units, scales, cursor, held,
+                                      First<kSmallBoxRows / 2>(sums));
+    } else if (Body::kTokens == kTwo || tile.num_rows > kTwo) {
+      SumSegment<Body, Body::kTokens>(shared, group, units, scales, cursor, held, sums);
+    } else {
+      SumSegment<Body, kTwo>(shared, group, units, scales, cursor, held, First<kTwo / 2>(sums));
+    }
   } else if constexpr (!Body::kWide) {
     SumSegment<Body, Body::kTokens>(shared, group, units, scales, cursor, held, sums);
   } else {

@@ -27,7 +27,7 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
       (splits.end1 - splits.end0) % (2 * splits.base) == 0;
   return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 1 &&
          params.heads <= 128 && params.num_requests >= 0 &&
-         params.num_requests <= limits.max_requests && limits.max_requests <= 4096 &&
+         params.num_requests <= limits.max_requests && limits.max_requests <= kMaxMlaRequests &&
          params.num_tokens >= 0 && params.num_tokens <= limits.max_tokens &&
          limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
 }

@@ -46,10 +46,12 @@ MlaSplits DefaultMlaSplits(int heads);
 /// a GPU, which only tests do. Results do not depend on it.
 void ShareMlaBlocks(int streams);
 
+inline constexpr int kMaxMlaRequests = 16384;
+
 /// What buffers must be able to hold; fixed for the life of captured graphs.
 struct MlaDecodeLimits {
   int max_tokens;    // query tokens of one step, all requests together
-  int max_requests;  // <= 4096
+  int max_requests;  // up to kMaxMlaRequests
   int max_seq_len;   // <= 1 << 20
   int heads;         // 1 .. 128
 };

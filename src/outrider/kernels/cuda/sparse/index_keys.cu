@@ -51,7 +51,8 @@ cudaError_t WriteIndexKeys(const IndexKeysParams& params, cudaStream_t stream) {
 }
 
 cudaError_t RoundIndexQueries(const IndexQueriesParams& params, cudaStream_t stream) {
-  if (params.num_rows < 0 || params.heads < 1 || params.weights_stride < params.heads) {
+  if (params.num_rows < 0 || params.heads < 1 ||
+      (!params.fp4_numbers && params.weights_stride < params.heads)) {
     RefuseArgument("RoundIndexQueries: ", params.num_rows, " rows of ", params.heads,
                    " heads, weights ", params.weights_stride, " apart");
   }

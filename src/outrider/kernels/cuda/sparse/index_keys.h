@@ -46,6 +46,9 @@ struct IndexQueriesParams {
   int64_t weights_stride = 0;      // at least `heads`
   void* codes = nullptr;           // e4m3 [num_rows, heads, 128], 16-byte aligned
   float* scaled = nullptr;         // float32 [num_rows, heads]: weights times the scales of heads
+  // `codes` are bf16: the numbers that e2m1 codes in groups of 32 with a power of two each stand
+  // for, as DeepSeek-V4 publishes it; there are no weights.
+  bool fp4_numbers = false;
 };
 
 /// Rounds an indexer's queries as WriteIndexKeys does its keys with `codes`. Same errors.

@@ -1,6 +1,7 @@
 // A key by a warp, four neighbouring values per lane.
 #pragma once
 
+#include "outrider/kernels/cuda/compressed/published_rounding.cuh"
 #include "outrider/kernels/cuda/gqa/head_rows_task.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
 #include "outrider/kernels/cuda/sparse/index_keys.h"
@@ -61,8 +62,12 @@ __device__ __forceinline__ float StoreCodes(__nv_fp8_e4m3* codes, float4 x) {
 __device__ __forceinline__ void RoundIndexQuery(const IndexQueriesParams& params, int64_t head) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t at = head * kIndexDim + lane * 4;
-  const float scale = StoreCodes(static_cast<__nv_fp8_e4m3*>(params.codes) + at,
-                                 LoadFour(static_cast<const __nv_bfloat16*>(params.q) + at));
+  const float4 q = LoadFour(static_cast<const __nv_bfloat16*>(params.q) + at);
+  if (params.fp4_numbers) {
+    StoreFour(static_cast<__nv_bfloat16*>(params.codes) + at, RoundFp4Group(Hadamard(q)));
+    return;
+  }
+  const float scale = StoreCodes(static_cast<__nv_fp8_e4m3*>(params.codes) + at, q);
   if (lane == 0) {
     const int64_t row = head / params.heads;
     const int64_t weight = row * params.weights_stride + head % params.heads;

@@ -29,7 +29,7 @@ inline constexpr int kListedSplit = 256;
 
 /// What buffers must be able to hold; fixed for the life of captured graphs.
 struct ListedAttentionLimits {
-  int max_rows;   // <= 4096: of one call
+  int max_rows;   // up to kMaxMlaRequests: of one call
   int max_count;  // entries of a list, <= 1 << 20
   int heads;      // 1 .. 128
 };

@@ -48,7 +48,7 @@ __device__ __forceinline__ void WidenInPlace(uint32_t at, bool second) {
 template <typename Form>
 __device__ __forceinline__ void GatherCodes(const typename Form::Arguments& args,
                                             ListedShared<Form>& shared) {
-  static_assert(ListedShared<Form>::kHasRotary);
+  constexpr bool kHasRotary = ListedShared<Form>::kHasRotary;
   constexpr uint32_t kStageStride = ListedShared<Form>::kTileBytes;
   constexpr uint32_t kHalfStride = 16 * kGroupBytes;
   constexpr uint32_t kTwoRows = 2 * 144;  // two rows on, and their swizzle
@@ -80,7 +80,7 @@ __device__ __forceinline__ void GatherCodes(const typename Form::Arguments& args
         for (int i = 0; i < 4; ++i) {
           CopyOrZero<Form>(at ^ (i * kTwoRows), args, in_part + part * 256, offsets[2 * i + row]);
         }
-        if (part == 1) {
+        if (kHasRotary && part == 1) {
           CopyOrZero<Form>(rotary + half * 4 * kGroupBytes, args, kMlaValueDim + lane % 4 * 16,
                            offsets[rotary_row]);
         }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void GatherCodes(const typename Form::Arguments& args
         const uint32_t at = to + half * kHalfStride + part * kHalfBytes;
 #pragma unroll 2
         for (int i = 0; i < 4; ++i) WidenInPlace(at ^ (i * kTwoRows), second);
-        if (part == 1) WidenInPlace(rotary + half * 4 * kGroupBytes, false);
+        if (kHasRotary && part == 1) WidenInPlace(rotary + half * 4 * kGroupBytes, false);
       }
       ProxyFence();
       BarrierArrive(&shared.kv_full[stage][part]);
