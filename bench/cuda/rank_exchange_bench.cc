@@ -53,7 +53,7 @@ Microseconds TimeRows(const Context& context, const CudaOps& ops, int64_t rows, 
   const auto exchange = [&] {
     for (int i = 0; i < kExchanges; ++i) GatherInPlace(context, all, Cut::kRows);
   };
-  const auto replayer = ops.MakeReplayer(context.ranks);
+  const auto replayer = ops.MakeReplayer(context);
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
   CheckCuda(cudaEventCreate(&begin), "an event");
@@ -106,8 +106,8 @@ void Measure(const Arguments& arguments) {
     for (size_t rank = 0; rank < ops.size(); ++rank) {
       threads.emplace_back([&, rank] {
         ops[rank]->UseOnThisThread();
-        Scratch arena = ops[rank]->MakeArena();
-        const Context context({*ops[rank], nullptr, communicators[rank].get()}, arena,
+        const std::unique_ptr<Arena> arena = ops[rank]->MakeArena();
+        const Context context({*ops[rank], nullptr, communicators[rank].get()}, *arena,
                               DType::kBF16);
         const Microseconds own = TimeRows(context, *ops[rank], rows, arguments.columns);
         if (rank == 0) first = own;

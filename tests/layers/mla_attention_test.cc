@@ -130,7 +130,7 @@ class MlaBackendTest : public KernelTest {
     AttentionPlan plan(backend, kSplitThreshold, form);
     plan.Assign(layout);
     Result result{TestMatrix(layout.num_rows(), kHidden), std::move(cache)};
-    Scratch scratch;
+    Arena scratch;
     const cpu::CpuOps ops(kernels);
     const outrider::Context context({ops, &pool}, scratch, DType::kF32);
     const auto inputs = ops.MakeStepInputs();

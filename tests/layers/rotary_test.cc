@@ -71,7 +71,7 @@ TEST(RotaryTest, YarnsRampMayEndBeforeItBegins) {
 }
 
 TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {
-  Scratch scratch;
+  Arena scratch;
   ThreadPool pool(1);
   const cpu::CpuOps& ops = cpu::GetCpuOps(Isa::kReference);
   const std::vector<float> frequencies = {1.0F, 0.5F};

@@ -65,7 +65,7 @@ class QuantizedProducts : public ::testing::TestWithParam<StoredAs> {
     loader->Stacked(&weight, {"a.weight", "b.weight"}, rows_, kCols, {});
     if (sizes != nullptr) *sizes = loader->PackedSizes();
     const auto memory = loader->Load({ops, &pool_}, nullptr);
-    Scratch arena;
+    Arena arena;
     std::vector<float> y(static_cast<size_t>(count * 2 * rows_), 1);
     const Context context({ops, &pool_}, arena, dtype);
     ops.Multiply(context,

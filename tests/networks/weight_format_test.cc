@@ -98,7 +98,7 @@ class Fp4Weights : public ::testing::Test {
     loader->Stacked(&weight, {"a.weight", "b.weight"}, kRows, kCols, {});
     if (sizes != nullptr) *sizes = loader->PackedSizes();
     const auto memory = loader->Load({ops, &pool_}, nullptr);
-    Scratch arena;
+    Arena arena;
     std::vector<float> y(kXRows * 2 * kRows);
     const Context context({ops, &pool_}, arena, form.compute_dtype);
     ops.Multiply(context, std::array{outrider::Product{.x = Tensor(x_.data(), kXRows, kCols),

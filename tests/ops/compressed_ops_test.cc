@@ -47,7 +47,7 @@ class CompressedOpsTest : public KernelTest {
             {.listed = true}};
   }
 
-  Scratch arena_;
+  Arena arena_;
 };
 
 TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {

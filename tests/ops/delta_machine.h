@@ -152,8 +152,8 @@ class DeltaMachine {
 
   /// Parts of one known row run as decodes: a device may round their number up.
   void Run(const std::vector<Part>& parts) {
-    const Context context({ops_, &pool_}, arena_, compute_);
-    const Scratch::Frame frame(arena_);
+    const Context context({ops_, &pool_}, *arena_, compute_);
+    const Scratch::Frame frame(*arena_);
     BatchLayout layout(1 << 20);
     const std::vector<std::vector<int32_t>> tables = {{0}};
     const std::vector<int32_t> tokens(1024, 1);
@@ -181,7 +181,7 @@ class DeltaMachine {
     const int64_t width = int64_t{sizes_.heads} * sizes_.head_dim;
     const auto rows = [&](int64_t cols) { return context.Rows(inputs_->num_rows(), cols); };
     // Of a row of the layout, from what its token brings.
-    const auto put = [&](std::vector<float> TokenRows::* numbers, int64_t cols) {
+    const auto put = [&](std::vector<float> TokenRows::*numbers, int64_t cols) {
       std::vector<float> values(static_cast<size_t>(inputs_->num_rows() * cols), NAN);
       for (const RequestRows& r : layout.requests()) {
         const Part& part = parts[static_cast<size_t>(r.work_index)];
@@ -273,7 +273,7 @@ class DeltaMachine {
   const Ops& ops_;
   DType compute_;
   ThreadPool pool_;
-  Scratch arena_;
+  std::unique_ptr<Arena> arena_;
   std::unique_ptr<StepInputs> inputs_;
   Sizes sizes_;
   LayerNumbers numbers_;

@@ -74,8 +74,8 @@ TEST_P(DeltaTest, ARequestGoesOnFromACheckpoint) {
 TEST_P(DeltaTest, NormAndGates) {
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
   ThreadPool pool(2);
-  Scratch arena = ops.MakeArena();
-  const Context context({ops, &pool}, arena, DType::kF32);
+  const std::unique_ptr<Arena> arena = ops.MakeArena();
+  const Context context({ops, &pool}, *arena, DType::kF32);
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
   const Tensor x = context.Rows(7, 3 * 20);

@@ -35,9 +35,9 @@ TEST(KvCacheTest, MemoryIsTheDevices) {
     KvCache moved = std::move(cache);
     EXPECT_EQ(moved.layer(0).data[5 * 16 * 24 * 4 - 1], std::byte{0});
     const auto rows = ops.MakeRows(3, 8);
-    Scratch arena = ops.MakeArena();
-    arena.Take<float>(1);
-    EXPECT_EQ(CountedMemory::in_use, 5 * 16 * 24 * 4U + 3 * 8 * 4 + arena.capacity());
+    const std::unique_ptr<Arena> arena = ops.MakeArena();
+    arena->Take<float>(1);
+    EXPECT_EQ(CountedMemory::in_use, 5 * 16 * 24 * 4U + 3 * 8 * 4 + arena->capacity());
   }
   EXPECT_EQ(CountedMemory::in_use, 0U);
 }

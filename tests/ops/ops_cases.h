@@ -1,6 +1,6 @@
-// Operations that every device has, of latent attention and of experts, as one table of cases. Each
-// is run on rows together and alone, and compared with the reference table: by ops_table_test.cc
-// for every table of the CPU, by cuda/cuda_ops_test.cc for a GPU.
+// Operations that every device has, of latent attention, of experts and of streams, as one table of
+// cases. Each is run on rows together and alone, and compared with the reference table: by
+// ops_table_test.cc for every table of the CPU, by cuda/cuda_ops_test.cc for a GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,11 +11,13 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "outrider/ops/hyper.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
@@ -65,6 +67,8 @@ struct OpsWeights {
     loader->MoeExperts(&experts, e);
     e.shared_width = 0;
     loader->MoeExperts(&unshared_experts, e);
+    loader->StreamMatrix(&streams, "streams", 24, hidden);
+    loader->StreamMatrix(&contraction, "contraction", 4, hidden);
     loader->SplitKvUp(&kv_up, "kv_b", {mla.heads, mla.nope, mla.value, mla.latent});
     EXPECT_GT(SumOf(loader->PackedSizes()), 0);
     memory = loader->Load(device, nullptr);
@@ -73,7 +77,7 @@ struct OpsWeights {
   TokenTable table;
   const float* norm = nullptr;
   const float* latent_norm = nullptr;
-  Weight matrix, stacked, square, left, right, gate_up, down, head, router;
+  Weight matrix, stacked, square, left, right, gate_up, down, head, router, streams, contraction;
   ExpertWeights experts, unshared_experts;
   KvUpWeight kv_up;
   std::unique_ptr<WeightMemory> memory;
@@ -88,9 +92,9 @@ class OpsSide {
         arena_(ops.MakeArena()),
         weights_(device_, sizes, dtype) {}
 
-  Context context() { return {device_, arena_, dtype_}; }
+  Context context() { return {device_, *arena_, dtype_}; }
   const OpsWeights& weights() const { return weights_; }
-  Scratch& arena() { return arena_; }
+  Arena& arena() { return *arena_; }
   const Ops& ops() const { return device_.ops; }
 
   /// A copy in the arena.
@@ -111,7 +115,7 @@ class OpsSide {
  private:
   Device device_;
   DType dtype_;
-  Scratch arena_;
+  std::unique_ptr<Arena> arena_;
   OpsWeights weights_;
 };
 
@@ -279,15 +283,20 @@ inline std::vector<OpsCase> CasesOfRows(const OpsSizes& sizes) {
   };
 }
 
-/// out = x + experts(x), or with `normed` the norm of it.
+/// out = x + experts(x), or with `normed` the norm of it. With `table` [vocabulary, top_k] experts
+/// are chosen by token.
 inline void RunExperts(const OpsCall& call, const ExpertWeights& experts, const RouterSpec& spec,
-                       Tensor out, const ExpertLimits& limits = {}, bool normed = false) {
+                       Tensor out, const ExpertLimits& limits = {}, bool normed = false,
+                       const int32_t* table = nullptr) {
   const Context& c = call.c;
   const MoeOps& moe = *c.ops.moe();
   const Tensor logits = c.Rows(out.rows, spec.experts);
   c.ops.Multiply(c, std::array{Product{
                         .x = call.x, .w = &call.weights().router, .y = logits, .float32 = true}});
-  const Routing& routing = moe.Route(c, spec, call.inputs, 0, experts, logits, nullptr);
+  const Routing& routing =
+      table == nullptr
+          ? moe.Route(c, spec, call.inputs, 0, experts, logits, nullptr)
+          : c.ops.token_router()->RouteByToken(c, spec, call.inputs, 0, experts, logits, table);
   const ExpertRows inner = moe.ExpertGateUp(c, experts, limits, routing, call.x);
   const ExpertRows outputs = moe.ExpertDown(c, experts, routing, inner);
   if (!normed) {
@@ -320,6 +329,24 @@ inline void TellExperts(const OpsCall& call, const RouterSpec& spec) {
   c.ops.Copy(c, call.side.Put(told), call.out);
 }
 
+/// As RunExperts, of a table that gives every token three of eight experts.
+inline void RunExpertsByToken(const OpsCall& call, RouterSpec spec) {
+  spec.method = RouterMethod::kTokenTable;
+  spec.scoring = RouterScoring::kSqrtSoftplus;
+  spec.groups = spec.top_groups = 1;
+  std::vector<int32_t> experts;
+  for (int64_t token = 0; token < call.weights().table.rows; ++token) {
+    for (int64_t i = 0; i < spec.top_k; ++i) {
+      experts.push_back(static_cast<int32_t>((5 * token + 3 * i) % spec.experts));
+    }
+  }
+  Buffer table = call.c.ops.Allocate(experts.size() * sizeof(int32_t));
+  call.c.ops.CopyFromHost(std::as_bytes(std::span(experts)), table.data());
+  RunExperts(call, call.weights().experts, spec, call.out, {}, /*normed=*/false,
+             table.as<int32_t>());
+  call.side.Get(call.out);  // the table is read
+}
+
 inline std::vector<OpsCase> CasesOfExperts(const OpsSizes& sizes) {
   const int64_t hidden = sizes.hidden;
   const RouterSpec greedy = {.experts = 8,
@@ -346,6 +373,8 @@ inline std::vector<OpsCase> CasesOfExperts(const OpsSizes& sizes) {
          RunExperts(call, call.weights().experts, grouped, free);
          EXPECT_NE(call.side.Get(call.out).values, call.side.Get(free).values);
        }},
+      {"ExpertsByToken", hidden, false, 3e-2F,
+       [grouped](const OpsCall& call) { RunExpertsByToken(call, grouped); }},
       {"NormOfExperts", hidden, false, 3e-2F,
        [grouped](const OpsCall& call) {
          RunExperts(call, call.weights().experts, grouped, call.out, {}, /*normed=*/true);
@@ -383,9 +412,61 @@ inline std::vector<OpsCase> CasesOfLatents(const OpsSizes& sizes) {
            }}};
 }
 
+/// Of four streams, which the columns of x are.
+inline std::vector<OpsCase> CasesOfStreams(const OpsSizes& sizes) {
+  const int64_t hidden = sizes.hidden;
+  return {{"Streams", 2 * hidden, false, 2e-2F, [hidden](const OpsCall& call) {
+             const Context& c = call.c;
+             const HyperOps& ops = *c.ops.hyper();
+             const HyperShape shape = {
+                 .streams = 4, .iterations = 20, .eps = 1e-6F, .norm_eps = 1e-6F};
+             const int64_t rows = call.out.rows;
+             const int64_t width = hidden / 4;
+             std::mt19937 random(6);
+             const auto vector = [&](int64_t count) {
+               return static_cast<const float*>(
+                   call.side.Put(TestMatrix::Random(1, count, random)).data);
+             };
+             const Tensor streams = c.Rows(rows, hidden);
+             const Tensor y = c.Rows(rows, width);
+             const Tensor weights = c.Rows(rows, 20);
+             const Tensor mixture = c.Activations(rows, width);
+             c.ops.Copy(c, call.x, streams);
+             c.ops.Copy(c, call.x.Columns(7, width), y);
+             HyperMixArgs args = {.streams = streams,
+                                  .fn = &call.weights().streams,
+                                  .scale = vector(3),
+                                  .base = vector(24),
+                                  .norm = vector(width),
+                                  .mixture = mixture,
+                                  .weights = weights};
+             const auto give = [&](Tensor x, int64_t part) {
+               c.ops.Copy(c, x, call.out.Columns(part * width, x.cols));
+             };
+             ops.HyperMix(c, shape, args);
+             give(mixture, 0);
+             args.add = {.y = y, .weights = weights};  // and a second mixture
+             ops.HyperMix(c, shape, args);
+             give(mixture, 1);
+             ops.HyperAdd(c, shape, args.add, streams);
+             give(streams, 4);
+             const Tensor contracted = c.Rows(rows, width);
+             ops.HyperMix(c, shape,
+                          {.streams = streams,
+                           .fn = &call.weights().contraction,
+                           .scale = args.scale,
+                           .base = args.base,
+                           .mixture = contracted});
+             give(contracted, 2);
+             ops.HyperMean(c, shape, streams, mixture);
+             give(mixture, 3);
+           }}};
+}
+
 inline std::vector<OpsCase> OpsCases(const OpsSizes& sizes) {
   std::vector<OpsCase> cases = CasesOfRows(sizes);
-  for (const auto& of_facet : {CasesOfExperts(sizes), CasesOfLatents(sizes)}) {
+  for (const auto& of_facet :
+       {CasesOfExperts(sizes), CasesOfLatents(sizes), CasesOfStreams(sizes)}) {
     cases.insert(cases.end(), of_facet.begin(), of_facet.end());
   }
   return cases;

@@ -12,6 +12,7 @@
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/per_head.h"
+#include "tests/ops/attention_cases.h"
 #include "tests/ops/ops_cases.h"
 
 namespace outrider {
@@ -73,6 +74,17 @@ TEST_P(OpsTableTest, EveryRowAloneAndTheReference) {
         }
       }
     }
+  }
+}
+
+TEST_P(OpsTableTest, AttentionInPiecesAndTheReference) {
+  OpsSide side(cpu::GetCpuOps(GetParam()), pool, kSizes, DType::kBF16);
+  OpsSide reference(cpu::GetCpuOps(Isa::kReference), pool, kSizes, DType::kBF16);
+  for (const AttentionCase& test : AttentionCases()) {
+    CheckAttentionCase(test, side, &reference, random);
+  }
+  for (const AttentionCase& test : AttentionCasesOfFewEntries()) {
+    CheckAttentionCase(test, side, nullptr, random);
   }
 }
 
@@ -211,7 +223,7 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
   const TestMatrix q = TestMatrix::Random(kQueries, 6 * 16, random);
   const TestMatrix gates = TestMatrix::Random(kQueries, 6, random);
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
-  Scratch arena;
+  Arena arena;
   const Context c({ops, &pool}, arena, DType::kF32);
   std::vector<float> memory(static_cast<size_t>(4 * kSlots * kEntry), kNaN);
   const LayerCache cache = {.data = reinterpret_cast<std::byte*>(memory.data()),

@@ -33,7 +33,7 @@ std::vector<int32_t> Chosen(int32_t ranks, int64_t num_tokens, BestOfShare best)
   for (int32_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       ThreadPool pool(1);
-      Scratch arena;
+      Arena arena;
       const Context context(
           {cpu::GetCpuOps(SelectIsa()), &pool, communicators[static_cast<size_t>(rank)].get()},
           arena, DType::kF32);
@@ -87,7 +87,7 @@ TEST(RankRowsTest, RowsGoFromTheRankThatHasThemToAll) {
   for (int32_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
       ThreadPool pool(1);
-      Scratch arena;
+      Arena arena;
       const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa());
       const Context context({ops, &pool, communicators[static_cast<size_t>(rank)].get()}, arena,
                             DType::kF32);

@@ -119,9 +119,9 @@ TEST(RouterTest, NanCountsAsTheLeastAndExpertsStayDifferent) {
 TEST(RouterTest, ChosenExpertsAreToldRowByRow) {
   const CpuOps& ops = GetCpuOps(Isa::kReference);
   ThreadPool pool(1);
-  Scratch arena = ops.MakeArena();
-  const Context context({ops, &pool}, arena, DType::kF32);
-  const Scratch::Frame frame(arena);
+  const std::unique_ptr<Arena> arena = ops.MakeArena();
+  const Context context({ops, &pool}, *arena, DType::kF32);
+  const Scratch::Frame frame(*arena);
   const Tensor logits = context.Rows(3, 8);
   const std::vector<float> values = {0, 1, 2, 3, 4, 9, 8, 5,  // of row 0
                                      7, 1, 0, 0, 0, 0, 9, 0,  // 1

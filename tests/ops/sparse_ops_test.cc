@@ -35,7 +35,7 @@ class SparseOpsTest : public KernelTest {
             {.listed = true}};
   }
 
-  Scratch arena_;
+  Arena arena_;
 };
 
 TEST_P(SparseOpsTest, IndexKeysAreNormalisedThenRotatedThenStored) {

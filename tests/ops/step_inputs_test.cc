@@ -95,7 +95,7 @@ struct StepCache {
 class StepInputsTest : public KernelTest {
  protected:
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
-  Scratch arena;
+  Arena arena;
   const Context c{{ops, &pool}, arena, DType::kF32};
 };
 

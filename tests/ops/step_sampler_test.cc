@@ -43,7 +43,7 @@ class StepSamplerTest : public KernelTest {
   }
 
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
-  Scratch arena;
+  Arena arena;
   Weight head;
   std::unique_ptr<WeightMemory> memory;
   TestMatrix x{0, 0};

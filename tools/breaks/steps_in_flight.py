@@ -100,7 +100,7 @@ BREAKS = (
           "SlotPlaces(rows.slot,", "SlotPlaces(0,",
           "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevice/None"),
     Break("later", "the step after next is launched without a wait", "execute/queued_executor.cc",
-          "  last_run_ = ticket;\n  Finish(ticket - 1);\n", "  last_run_ = ticket;\n",
+          "  WaitFor(last_ended_, ticket - 2);\n", "",
           "execute_test", "QueuedExecutorTest.*"),
     Break("begun", "the first draft is drawn from the step's last row", "draft/repeated_drafter.cc",
           "moves ? PlacesOf(r).rejected() : -1", "moves ? -1 : -1",
@@ -109,10 +109,10 @@ BREAKS = (
           "AddFromPlace(PlacesOf(r).last_row(), row)", "Add(r.first_row + r.num_rows - 1, row)",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Repeated"),
     Break("begun", "who has ended shifts the rows of the others", "draft/chain_drafter.cc",
-          "RowOf(pass.begun[w], p)", "RowOf(w, p)",
+          "RowOf(pass.launched[w], p)", "RowOf(w, p)",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Chain"),
     Break("begun", "a prompt's rows read what no row drew", "draft/repeated_drafter.cc",
-          "begins && r.num_drafts > 0 && p == r.frontier", "begins && p == r.frontier",
+          "is_launched && r.num_drafts > 0 && p == r.frontier", "is_launched && p == r.frontier",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Repeated"),
     Break("begun", "all rows read what the first one drew", "execute/step_runner.cc",
           "places.drawn(j)", "places.drawn(0)",
@@ -120,11 +120,19 @@ BREAKS = (
     Break("begun", "the hosts of other ranks do not read their tokens", "execute/rank.cc",
           "    ReadTokens();\n    drafts_", "    drafts_",
           "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevicesOfRanks*"),
-    Break("looked", "tokens wait until the next step is launched", "execute/queued_executor.cc",
-          "if (last_finished_ < last_run_ && inner_->Ready(last_run_)) Finish(last_run_);", "",
+    Break("looked", "tokens wait until the next step is launched", "execute/step_runner.cc",
+          """    lock.unlock();
+    double forward = 0;
+    {
+      const Stopwatch watch(forward);
+      ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows(), step_.tells_experts()); });
+    }
+    lock.lock();
+""", """    double forward = 0;
+    ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows(), step_.tells_experts()); });
+""",
           "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
-    Break("looked", "a step in the middle of its launch is ended", "execute/queued_executor.cc",
-          "inner_->Ready(last_run_)) Finish(last_run_);",
-          "inner_->Ready(last_run_)) Finish(last_run_ + 1);",
-          "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
+    Break("looked", "the thread that launches waits for late steps", "execute/queued_executor.cc",
+          "  if (inner_->IsLate(ticket)) {", "  if (false) {",
+          "execute_test", "QueuedExecutorTest.LaunchesNoMoreThanOneStepBehindALateOne"),
 )

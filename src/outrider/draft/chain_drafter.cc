@@ -11,8 +11,8 @@ ChainDrafter::ChainDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                     ReachOf(options.k, options.form)),
       rows_(this->model(), cache.config().groups),
       hidden_(this->model()),
-      begun_rows_(this->model(), cache.config().groups),
-      begun_hidden_(this->model()),
+      launched_rows_(this->model(), cache.config().groups),
+      launched_hidden_(this->model()),
       last_rows_(this->model(), cache.config().groups),
       last_hidden_(this->model()) {}
 
@@ -52,23 +52,23 @@ void ChainDrafter::LayOut(const Pass& pass, DraftRows& rows) {
   });
 }
 
-void ChainDrafter::BeginPass(const Pass& pass) {
-  LayOut(pass, begun_rows_);
-  const Tensor rows = begun_hidden_.Rows(begun_rows_.num_rows());
-  GatherTarget(pass, rows, [&](auto visit) { ForEachRow(begun_rows_, visit); });
-  RunModule(0, begun_rows_.inputs(), rows, rows);
+void ChainDrafter::LaunchPass(const Pass& pass) {
+  LayOut(pass, launched_rows_);
+  const Tensor rows = launched_hidden_.Rows(launched_rows_.num_rows());
+  GatherTarget(pass, rows, [&](auto visit) { ForEachRow(launched_rows_, visit); });
+  RunModule(0, launched_rows_.inputs(), rows, rows);
 }
 
 void ChainDrafter::GatherRows(const Pass& pass, Tensor rows) {
-  if (pass.begun.empty()) {
+  if (pass.launched.empty()) {
     GatherTarget(pass, rows, [&](auto visit) { ForEachRow(rows_, visit); });
     return;
   }
   copies_.clear();
   ForEachRow(rows_, [&](size_t w, int32_t p, int32_t row) {
-    copies_.Add(begun_rows_.RowOf(pass.begun[w], p), row);
+    copies_.Add(launched_rows_.RowOf(pass.launched[w], p), row);
   });
-  model().CopyRows(begun_hidden_.Rows(begun_rows_.num_rows()), rows, copies_);
+  model().CopyRows(launched_hidden_.Rows(launched_rows_.num_rows()), rows, copies_);
 }
 
 void ChainDrafter::RunPass(const Pass& pass) {
@@ -82,7 +82,7 @@ void ChainDrafter::RunPass(const Pass& pass) {
         return TokenAt(r, pass.drafts.row(static_cast<int64_t>(w)), r.frontier + 1 + m);
       });
     }
-    if (m > 0 || pass.begun.empty()) RunModule(m, rows_.inputs(), rows, rows);
+    if (m > 0 || pass.launched.empty()) RunModule(m, rows_.inputs(), rows, rows);
     DrawFromFrontier(pass, m, rows,
                      [&](size_t i) { return rows_.RowOf(i, pass.requests[i].frontier); });
   }

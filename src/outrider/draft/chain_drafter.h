@@ -1,10 +1,10 @@
 // k modules in a chain, each reading the one before, as DeepSeek-V3 trains its MTP modules
 // (arXiv:2412.19437 §2.2).
 //
-// Rows at the frontier read drafts, and are wrong if these are rejected. So each pass begins at the
-// first row that is not final in the last of its modules, and runs positions
-// [min(first new, last right token - (k-1)), frontier]. In the padded form it runs the last k+1
-// positions, which always include these.
+// Rows at the frontier read drafts, and are wrong if these are rejected. So each pass is_launched
+// at the first row that is not final in the last of its modules, and runs positions [min(first new,
+// last right token - (k-1)), frontier]. In the padded form it runs the last k+1 positions, which
+// always include these.
 //
 // A pass of depth d runs the first d modules, as if k were d. The output of the last of them is
 // read at the frontier only, where its draft is drawn. Its rows before write their cache entries
@@ -35,10 +35,10 @@ class ChainDrafter : public ModuleDrafter {
   void RunPass(const Pass& pass) override;
   /// With module 0, if others follow. The rows of rejected drafts go no further, and what they
   /// write is written again before anyone reads it.
-  bool CanBegin(int32_t depth) const override {
+  bool CanLaunch(int32_t depth) const override {
     return depth > 1 && options().form == DraftForm::kCompacted;
   }
-  void BeginPass(const Pass& pass) override;
+  void LaunchPass(const Pass& pass) override;
   /// Lays out what the pass runs in `rows`, with the tokens of module 0.
   void LayOut(const Pass& pass, DraftRows& rows);
   /// rows [rows_] = what module 0 reads or, in a pass that has begun, what it has made.
@@ -55,9 +55,9 @@ class ChainDrafter : public ModuleDrafter {
 
   DraftRows rows_;  // of all modules but the last
   std::vector<DraftWindow> windows_;
-  DraftMemory hidden_;    // [rows, width] of the pass
-  DraftRows begun_rows_;  // of module 0 in a pass that has begun, and its output
-  DraftMemory begun_hidden_;
+  DraftMemory hidden_;       // [rows, width] of the pass
+  DraftRows launched_rows_;  // of module 0 in a pass that has begun, and its output
+  DraftMemory launched_hidden_;
   ModuleRows last_rows_;  // of the last module
   DraftMemory last_hidden_;
   RowCopies copies_;

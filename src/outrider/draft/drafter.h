@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/base/matrix_view.h"
 #include "outrider/draft/draft_length_policy.h"
 #include "outrider/networks/draft_model.h"
+#include "outrider/ops/ticket.h"
 #include "outrider/sampling/sampling_params.h"
 
 namespace outrider {
@@ -71,14 +74,20 @@ class Drafter {
 
   virtual DrafterReach reach() const = 0;
 
-  /// Begins Propose before the host knows which drafts of a step were right, if it returns true;
-  /// the device knows it (VerifyPlaces). Requests are as if all of their drafts were right, with
-  /// the tokens that their rows drew (SlotPlaces::drawn), and num_drafts is an upper bound. Propose
-  /// follows, of these requests or some of them in their order, with the same depth and target.
-  /// False: nothing was done.
-  virtual bool Begin(std::span<const DraftRequest> /*requests*/, int32_t /*depth*/,
-                     Tensor /*target*/) {
-    return false;
+  /// Begins Propose before the host knows which drafts of a step were right; the device knows it
+  /// (VerifyPlaces). Requests are as if all of their drafts were right, with the tokens that their
+  /// rows drew (SlotPlaces::drawn), and num_drafts is an upper bound. Wait ends it, before anything
+  /// else is asked. None: nothing was done.
+  virtual std::optional<Ticket> Launch(std::span<const DraftRequest> /*requests*/,
+                                       int32_t /*depth*/, Tensor /*target*/) {
+    return std::nullopt;
+  }
+
+  /// Guesses as Propose: for the requests of Launch, or some of them in their order, as the host
+  /// knows them now.
+  virtual void Wait(Ticket /*ticket*/, std::span<const DraftRequest> /*requests*/,
+                    MatrixView<TokenRef> /*drafts*/) {
+    OUTRIDER_CHECK(false, "nothing was launched");
   }
 
   /// Guesses what follows each request's last known token.

@@ -96,36 +96,48 @@ void ModuleDrafter::FinishPass(const DraftRequest& r, int32_t depth,
   Advance(state, r, state.last_known, r.frontier + 1);
 }
 
-bool ModuleDrafter::Begin(std::span<const DraftRequest> requests, int32_t depth, Tensor target) {
-  OUTRIDER_CHECK(begun_slots_.empty());
-  if (target_rows_.kept() == KeptRows::kLast) depth = options_.k;
+std::optional<Ticket> ModuleDrafter::Launch(std::span<const DraftRequest> requests, int32_t depth,
+                                            Tensor target) {
+  OUTRIDER_CHECK(launched_slots_.empty());
+  depth = DepthOf(depth);
   const int32_t modules = std::min(depth, num_modules_);
-  if (modules == 0 || !CanBegin(modules)) return false;
+  if (modules == 0 || !CanLaunch(modules)) return std::nullopt;
   for (const DraftRequest& r : requests) {
     SkipFinished(r);
     const SlotState& state = SlotAt(r.slot);
     const int32_t start = state.next[static_cast<size_t>(modules) - 1];
-    if (start < state.first || r.first_position - start > kMostRowsBehind) return false;
+    if (start < state.first || r.first_position - start > kMostRowsBehind) return std::nullopt;
   }
-  for (const DraftRequest& r : requests) begun_slots_.push_back(r.slot);
-  begun_target_ = model_->ReadTarget(target);
-  BeginPass({.requests = requests, .depth = modules, .target = begun_target_});
-  return true;
+  for (const DraftRequest& r : requests) launched_slots_.push_back(r.slot);
+  launched_depth_ = depth;
+  launched_rows_ = model_->ReadTarget(target);
+  LaunchPass({.requests = requests, .depth = modules, .target = launched_rows_});
+  return ++last_launched_;
+}
+
+void ModuleDrafter::Wait(Ticket ticket, std::span<const DraftRequest> requests,
+                         MatrixView<TokenRef> drafts) {
+  OUTRIDER_CHECK(ticket == last_launched_ && !launched_slots_.empty());
+  launched_.clear();
+  for (const DraftRequest& r : requests) {
+    size_t at = launched_.empty() ? 0 : launched_.back() + 1;
+    while (launched_slots_.at(at) != r.slot) ++at;
+    launched_.push_back(at);
+  }
+  launched_slots_.clear();
+  Draft(requests, launched_depth_, launched_rows_, drafts);
 }
 
 void ModuleDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                             MatrixView<TokenRef> drafts) {
-  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
-  if (target_rows_.kept() == KeptRows::kLast) depth = options_.k;
+  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k && launched_slots_.empty());
+  launched_.clear();
+  Draft(requests, DepthOf(depth), model_->ReadTarget(target), drafts);
+}
+
+void ModuleDrafter::Draft(std::span<const DraftRequest> requests, int32_t depth, Tensor rows,
+                          MatrixView<TokenRef> drafts) {
   const int32_t modules = std::min(depth, num_modules_);
-  const Tensor rows = begun_slots_.empty() ? model_->ReadTarget(target) : begun_target_;
-  begun_.clear();
-  for (size_t i = 0; i < requests.size() && !begun_slots_.empty(); ++i) {
-    size_t at = begun_.empty() ? 0 : begun_.back() + 1;
-    while (begun_slots_.at(at) != requests[i].slot) ++at;
-    begun_.push_back(at);
-  }
-  begun_slots_.clear();
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
     TakeStep(r);
@@ -133,7 +145,7 @@ void ModuleDrafter::Propose(std::span<const DraftRequest> requests, int32_t dept
   target_rows_.CopyFrom(*model_, rows);
   if (modules > 0 && !requests.empty()) {
     for (const DraftRequest& r : requests) CatchUp(r, modules);
-    RunPass({requests, modules, rows, drafts, begun_});
+    RunPass({requests, modules, rows, drafts, launched_});
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     target_rows_.KeepLast(requests[i]);

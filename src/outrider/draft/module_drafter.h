@@ -7,12 +7,13 @@
 // drafts. After every pass each module's entries equal a recomputation from scratch from the known
 // tokens.
 //
-// Modules that do not run after a step fall behind. A pass that runs them again begins at their
-// first entry that is not final; what lies many rows back, or in blocks from the prefix cache, they
-// run before it, for one request at a time.
+// Modules that do not run after a step fall behind. A pass that runs them again is_launched at
+// their first entry that is not final; what lies many rows back, or in blocks from the prefix
+// cache, they run before it, for one request at a time.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "outrider/draft/draft_rows.h"
@@ -38,7 +39,10 @@ class ModuleDrafter : public Drafter {
   double busy_seconds() const override { return model_->busy_seconds(); }
   ReplayCounts replay_counts() const override { return model_->replay_counts(); }
   DrafterReach reach() const override { return reach_; }
-  bool Begin(std::span<const DraftRequest> requests, int32_t depth, Tensor target) override;
+  std::optional<Ticket> Launch(std::span<const DraftRequest> requests, int32_t depth,
+                               Tensor target) override;
+  void Wait(Ticket ticket, std::span<const DraftRequest> requests,
+            MatrixView<TokenRef> drafts) override;
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<TokenRef> drafts) override;
   void Reset(int32_t slot, int32_t computed) override;
@@ -76,20 +80,20 @@ class ModuleDrafter : public Drafter {
     int32_t depth = 0;                 // modules that run, at least 1
     Tensor target = {};                // the rows of the step, as module 0 reads them
     MatrixView<TokenRef> drafts = {};  // [requests, k]
-    /// Each request's index in the pass that began with it; empty: none did.
-    std::span<const size_t> begun = {};
+    /// Each request's index in the pass that was launched with it; empty: none was.
+    std::span<const size_t> launched = {};
 
-    size_t IndexBegun(size_t i) const { return begun.empty() ? i : begun[i]; }
+    size_t IndexLaunched(size_t i) const { return launched.empty() ? i : launched[i]; }
   };
 
   /// Runs the first `depth` modules over every row up to the frontier that is not final in all of
   /// them, and draws the drafts that requests want.
   virtual void RunPass(const Pass& pass) = 0;
 
-  /// Whether a pass of so many modules can begin before the host knows what was right.
-  virtual bool CanBegin(int32_t depth) const = 0;
-  /// Runs what a pass begins with, of requests as Drafter::Begin has them.
-  virtual void BeginPass(const Pass& pass) = 0;
+  /// Whether a pass of so many modules can be launched before the host knows what was right.
+  virtual bool CanLaunch(int32_t depth) const = 0;
+  /// Runs what a pass begins with, of requests as Drafter::Launch has them.
+  virtual void LaunchPass(const Pass& pass) = 0;
 
   SlotPlaces PlacesOf(const DraftRequest& request) const { return {request.slot, options_.k}; }
 
@@ -149,6 +153,13 @@ class ModuleDrafter : public Drafter {
   /// cache. Requests may share these blocks, so they do not run in one pass with other requests: no
   /// entry is written twice in a pass.
   void CatchUp(const DraftRequest& request, int32_t depth);
+  /// Takes the step whose rows module 0 reads as `rows`, and runs a pass, or what is left of it.
+  void Draft(std::span<const DraftRequest> requests, int32_t depth, Tensor rows,
+             MatrixView<TokenRef> drafts);
+  /// With KeptRows::kLast all modules run.
+  int32_t DepthOf(int32_t depth) const {
+    return target_rows_.kept() == KeptRows::kLast ? options_.k : depth;
+  }
   /// Notes what a pass has run and drafted.
   void FinishPass(const DraftRequest& request, int32_t depth, std::span<const TokenRef> drafts);
 
@@ -164,10 +175,12 @@ class ModuleDrafter : public Drafter {
   RowCopies kept_copies_;
   std::vector<RankRun> kept_runs_;  // rows that come from kept ones, by rank
   std::unique_ptr<StepInputs> no_rows_;
-  // Slots of the call of Begin that Propose is to follow; none: there was no such call.
-  std::vector<int32_t> begun_slots_;
-  Tensor begun_target_;
-  std::vector<size_t> begun_;  // see Pass
+  // The call of Launch that Wait is to follow; without slots there was none.
+  Ticket last_launched_ = 0;
+  std::vector<int32_t> launched_slots_;
+  int32_t launched_depth_ = 0;
+  Tensor launched_rows_;          // what module 0 reads
+  std::vector<size_t> launched_;  // see Pass
 };
 
 }  // namespace outrider

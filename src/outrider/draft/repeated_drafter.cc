@@ -21,17 +21,17 @@ void RepeatedDrafter::RunPass(const Pass& pass) {
 }
 
 void RepeatedDrafter::FirstPass(const Pass& pass) {
-  if (pass.begun.empty()) RunFirstRows(pass, /*begins=*/false);
+  if (pass.launched.empty()) RunFirstRows(pass, /*is_launched=*/false);
   active_.clear();
   rows_.clear();
   for (size_t i = 0; i < pass.requests.size(); ++i) {
     if (pass.requests[i].num_drafts == 0) continue;
     active_.push_back(i);
-    rows_.push_back(first_rows_.OutputRow(pass.IndexBegun(i)));
+    rows_.push_back(first_rows_.OutputRow(pass.IndexLaunched(i)));
   }
 }
 
-void RepeatedDrafter::RunFirstRows(const Pass& pass, bool begins) {
+void RepeatedDrafter::RunFirstRows(const Pass& pass, bool is_launched) {
   first_rows_.clear();
   for (const DraftRequest& r : pass.requests) {
     // Only the frontier's output is read, where the first draft is drawn. When padded, or when it
@@ -39,7 +39,7 @@ void RepeatedDrafter::RunFirstRows(const Pass& pass, bool begins) {
     // rows of rejected drafts come after it, so it cannot see them, and what they write is written
     // again before anyone reads it.
     const int32_t output_start = r.num_drafts > 0 ? r.frontier : r.frontier + 1;
-    const bool moves = begins && r.frontier >= r.prompt_length;  // prompts have no drafts
+    const bool moves = is_launched && r.frontier >= r.prompt_length;  // prompts have no drafts
     const int32_t entries_end = options().form == DraftForm::kPadded
                                     ? std::max(output_start, r.first_position + r.num_rows)
                                     : output_start;
@@ -52,7 +52,7 @@ void RepeatedDrafter::RunFirstRows(const Pass& pass, bool begins) {
   }
   first_rows_.Assign([&](size_t w, int32_t p) {
     const DraftRequest& r = pass.requests[w];
-    const bool draws = begins && r.num_drafts > 0 && p == r.frontier;
+    const bool draws = is_launched && r.num_drafts > 0 && p == r.frontier;
     if (draws) return TokenRef::At(PlacesOf(r).last_token());
     return p <= r.frontier ? r.tokens[static_cast<size_t>(p) + 1] : TokenRef(0);
   });

@@ -27,11 +27,11 @@ class RepeatedDrafter : public ModuleDrafter {
 
  private:
   void RunPass(const Pass& pass) override;
-  bool CanBegin(int32_t /*depth*/) const override { return true; }
-  void BeginPass(const Pass& pass) override { RunFirstRows(pass, /*begins=*/true); }
+  bool CanLaunch(int32_t /*depth*/) const override { return true; }
+  void LaunchPass(const Pass& pass) override { RunFirstRows(pass, /*is_launched=*/true); }
   void FirstPass(const Pass& pass);
-  /// begins: as BeginPass. The output row then moves to the last right token.
-  void RunFirstRows(const Pass& pass, bool begins);
+  /// is_launched: as LaunchPass. The output row then moves to the last right token.
+  void RunFirstRows(const Pass& pass, bool is_launched);
   /// Runs the row that draft `step` is drawn from, of the requests that want it.
   void NextPass(const Pass& pass, int32_t step);
 

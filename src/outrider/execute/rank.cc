@@ -124,6 +124,9 @@ void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
     drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
     drafts = {drafts_.data(), drafts.rows, drafts.cols};
   }
+  if (const std::optional<Ticket> launched = std::exchange(launched_drafts_, std::nullopt)) {
+    return parts_.drafter->Wait(*launched, requests, drafts);
+  }
   parts_.drafter->Propose(requests, depth, drafter_reads(), drafts);
 }
 

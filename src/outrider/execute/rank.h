@@ -79,9 +79,9 @@ class Rank {
   // Tokens of the rows that Forward has run; see LogitsPass.
 
   void Verify(const StepLayout& step);
-  /// On all ranks. Results are the first one's, which Ready and Wait are of.
+  /// On all ranks. Results are the first one's, which WaitReady and Wait are of.
   std::optional<Ticket> LaunchVerify(const StepLayout& step);
-  bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
+  void WaitReady(Ticket ticket) const { logits_pass_.WaitReady(ticket); }
   void Wait(Ticket ticket) {
     logits_pass_.Wait(ticket);
     ThrowIfEnded();  // what came was not made then
@@ -90,10 +90,11 @@ class Rank {
 
   // Drafts of the requests whose rows Forward has run; see Drafter.
 
-  void BeginDrafts(std::span<const DraftRequest> requests, int32_t depth) {
-    parts_.drafter->Begin(requests, depth, drafter_reads());
+  void LaunchDrafts(std::span<const DraftRequest> requests, int32_t depth) {
+    launched_drafts_ = parts_.drafter->Launch(requests, depth, drafter_reads());
   }
-  /// Only the first rank writes to `drafts`.
+  /// Ends what LaunchDrafts has launched, or does all at once. Only the first rank writes to
+  /// `drafts`.
   void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<TokenRef> drafts);
   /// What the drafts of a request in `slot` are drawn with; null: they are the most likely tokens.
   const SamplingParams* DraftSampling(const RequestSlot& slot) const;
@@ -137,6 +138,7 @@ class Rank {
   RoutedShape routed_;
   Buffer experts_on_device_;      // [at least rows of inputs_, layers, top_k]
   std::vector<int16_t> experts_;  // [rows of inputs_, layers, top_k]; empty: not read yet
+  std::optional<Ticket> launched_drafts_;
   std::vector<TokenRef> drafts_;  // of a rank whose drafts nobody reads
   std::deque<Ticket> unread_;     // of a rank whose results nobody reads: not waited for
 };

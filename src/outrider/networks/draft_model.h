@@ -18,11 +18,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include "outrider/attention/attention_plan.h"
-#include "outrider/base/scratch.h"
 #include "outrider/networks/network.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/ops.h"
@@ -46,7 +46,7 @@ class DraftModel {
 
   const Device& device() const { return device_; }
   Context MakeContext(DType operand_dtype = DType::kF32) {
-    return {device_, arena_, operand_dtype};
+    return {device_, *arena_, operand_dtype};
   }
 
   /// How passes divide their rows: to be copied, and assigned their layouts.
@@ -84,7 +84,7 @@ class DraftModel {
   virtual ReplayCounts replay_counts() const { return {}; }
 
   /// As Network::FitWorkSpace.
-  void FitWorkSpace() { arena_.Fit(); }
+  void FitWorkSpace() { arena_->Fit(); }
 
   /// Copies rows of its device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
@@ -102,7 +102,7 @@ class DraftModel {
  private:
   Device device_;
   AttentionPlan attention_;
-  Scratch arena_;
+  std::unique_ptr<Arena> arena_;
 };
 
 }  // namespace outrider

@@ -35,7 +35,7 @@ DSparkDraftModel::DSparkDraftModel(DeepSeekV4Network& network)
       spec_(*network.config().dspark),
       weights_(network.weights().dspark),
       layers_(network.config()),
-      replayer_(device().ops.MakeReplayer(device().ranks)),
+      replayer_(device().ops.MakeReplayer(MakeContext())),
       sampler_(device().ops.block_drafts()->MakeBlockSampler(device())) {
   OUTRIDER_CHECK(!weights_.stages.empty());
   int64_t index = network.config().num_hidden_layers();

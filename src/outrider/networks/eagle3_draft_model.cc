@@ -79,7 +79,7 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       vocab_(target.vocab_size()),
       first_cache_layer_(FirstCacheLayer(target.config(), target.config().num_hidden_layers())),
       operand_dtype_(target.operand_dtype()),
-      replayer_(device().ops.MakeReplayer(device().ranks)),
+      replayer_(device().ops.MakeReplayer(MakeContext())),
       sampler_(device().ops.MakeSampler(device(), Verifier())) {
   OUTRIDER_CHECK(target.num_mtp_modules() == 0 && embedding_.cols == hidden_);
   rotary_.Add(config.layers.front().rotary);

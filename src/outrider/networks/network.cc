@@ -135,7 +135,7 @@ Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules
       rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       entry_rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       arena_(options_.device.ops.MakeArena()),
-      replayer_(options_.device.ops.MakeReplayer(options_.device.ranks)) {}
+      replayer_(options_.device.ops.MakeReplayer(MakeContext())) {}
 
 const StepInputs& Network::Assign(LayoutInputs& rows, const BatchLayout& layout) {
   const Stopwatch watch(busy_seconds_);
@@ -152,7 +152,7 @@ void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
 void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                       const TargetTaps& taps) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(arena_);
+  const Scratch::Frame frame(*arena_);
   const std::span<const LayerTap> layers = taps.layers;
   OUTRIDER_CHECK(std::ranges::is_sorted(layers, {}, &LayerTap::layer));
   OUTRIDER_CHECK(layers.empty() ||
@@ -179,7 +179,7 @@ void Network::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayou
 void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs,
                          KvCache& cache, Tensor previous, Tensor hidden) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(arena_);
+  const Scratch::Frame frame(*arena_);
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
   RunKey key;
   key.Add(m).Add(cache.layer(0).data).Add(previous).Add(hidden);
@@ -189,7 +189,7 @@ void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs&
 
 void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(arena_);
+  const Scratch::Frame frame(*arena_);
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const Context context = MakeContext();
@@ -199,7 +199,7 @@ void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> row
 
 void Network::HeadInput(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor out) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(arena_);
+  const Scratch::Frame frame(*arena_);
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const Context context = MakeContext();
   const HeadRows input = RunBeforeHead(context, module, hidden, rows);
@@ -211,7 +211,7 @@ void Network::HeadInput(int32_t module, Tensor hidden, std::span<const int32_t> 
 template <typename Run>
 void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
                      std::span<const int32_t> rows, Run run) {
-  const Scratch::Frame frame(arena_);
+  const Scratch::Frame frame(*arena_);
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const double before = sampler.head_seconds();
   const Context context = MakeContext();

@@ -147,7 +147,7 @@ class Network {
   virtual std::unique_ptr<BlockDraftModel> MakeBlockDraftModel();
 
   /// Has as much work space from now on as passes took so far. No step is recorded yet.
-  void FitWorkSpace() { arena_.Fit(); }
+  void FitWorkSpace() { arena_->Fit(); }
 
   /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
@@ -164,7 +164,7 @@ class Network {
   virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                                  std::span<const int32_t> rows) = 0;
 
-  Context MakeContext() { return {options_.device, arena_, options_.operand_dtype}; }
+  Context MakeContext() { return {options_.device, *arena_, options_.operand_dtype}; }
   /// Fills those of `taps` that are of this layer, which stand first, and returns the others.
   static std::span<const LayerTap> FillTaps(const Context& context, std::span<const LayerTap> taps,
                                             int32_t layer, Tensor x);
@@ -189,7 +189,7 @@ class Network {
   BatchLayout no_rows_{1};
   LayoutInputs rows_;        // of the layouts that are given,
   LayoutInputs entry_rows_;  // and of those that leave entries only
-  Scratch arena_;
+  std::unique_ptr<Arena> arena_;
   std::unique_ptr<Replayer> replayer_;
 };
 

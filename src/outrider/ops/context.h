@@ -13,6 +13,14 @@ namespace outrider {
 
 class Ops;
 
+/// Memory of the device for what a step leaves behind it. Operations may keep in it what they need
+/// from call to call: a device then has its own kind (Ops::MakeArena).
+class Arena : public Scratch {
+ public:
+  using Scratch::Scratch;
+  virtual ~Arena() = default;
+};
+
 /// What runs operations.
 struct Device {
   const Ops& ops;
@@ -26,10 +34,10 @@ struct Context {
   const Ops& ops;
   ThreadPool* pool;     // the device's
   Communicator* ranks;  // the device's
-  Scratch& arena;       // memory of the device for what a step leaves behind it
+  Arena& arena;
   DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
 
-  Context(const Device& device, Scratch& arena_, DType operand_dtype_)
+  Context(const Device& device, Arena& arena_, DType operand_dtype_)
       : ops(device.ops),
         pool(device.pool),
         ranks(device.ranks),

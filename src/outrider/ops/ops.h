@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -94,11 +93,6 @@ class Ops {
   /// Says how much memory of its own a device has.
   virtual DeviceMemoryState memory() const { return {}; }
 
-  /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.
-  /// `look` may wait for a sampler's results that are ready, no more. By default it is never
-  /// called.
-  virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
-
   /// Stops the idle clock until work begins again: there are no requests.
   virtual void PauseIdleClock() const {}
   /// Seconds in which a device that runs beside the host had no work, without the pauses; else 0.
@@ -123,12 +117,9 @@ class Ops {
     std::memcpy(to, from.data(), from.size());
   }
 
-  /// How many bytes behind a tensor of an arena the calls may read.
-  virtual size_t arena_reach() const { return 0; }
-
   /// An arena for contexts.
-  Scratch MakeArena() const {
-    return Scratch([this](size_t bytes) { return Allocate(bytes); }, arena_reach());
+  virtual std::unique_ptr<Arena> MakeArena() const {
+    return std::make_unique<Arena>([this](size_t bytes) { return Allocate(bytes); });
   }
 
   /// What packs weights for these operations. The source must outlive it.
@@ -138,9 +129,9 @@ class Ops {
   /// Memory for the inputs of steps.
   virtual std::unique_ptr<StepInputs> MakeStepInputs() const = 0;
 
-  /// What runs the passes of a network. The operations must outlive it, and `ranks`, which share
-  /// the network; null: there is one.
-  virtual std::unique_ptr<Replayer> MakeReplayer(Communicator* /*ranks*/) const {
+  /// What runs the passes of a network in such a context: of these ranks, in this arena, which must
+  /// outlive it, as the operations must.
+  virtual std::unique_ptr<Replayer> MakeReplayer(const Context& /*context*/) const {
     return std::make_unique<PlainReplayer>();
   }
 

@@ -61,8 +61,7 @@ TEST(DeviceRules, TheGpuSaysWhatItDoesNotRun) {
   ModelFacts eagle3 = TinyV3WithEagle3();
   EXPECT_EQ(RefusalOf([](EngineOptions&, EnginePlan&) {}, eagle3), "");
   std::get<MlaSpec>(eagle3.drafter->config.layers.front().attention).heads = 4;
-  EXPECT_THAT(RefusalOf([](EngineOptions&, EnginePlan&) {}, eagle3),
-              HasSubstr("an EAGLE-3 drafter whose num_attention_heads is not the target's"));
+  EXPECT_EQ(RefusalOf([](EngineOptions&, EnginePlan&) {}, eagle3), "") << "other heads";
   EXPECT_THAT(RefusalOf([](EngineOptions& o, EnginePlan&) { o.block_size = 100; }),
               HasSubstr("--block-size 100: use 16, 32, 64 or 256"));
   EXPECT_THAT(RefusalOf([](EngineOptions& o, EnginePlan&) { o.max_num_seqs = 4097; }),
@@ -116,9 +115,10 @@ TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
               HasSubstr("hidden_size = 8200"));
   EXPECT_THAT(RefusalOfNetwork([](ModelConfig& c) { c.vocab_size = 400'001; }),
               HasSubstr("vocab_size = 400001"));
-  EXPECT_THAT(
+  EXPECT_EQ(
       RefusalOfNetwork([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 16; }),
-      lacks("latent attention of more than one shape"));
+      "")
+      << "layers may differ in shape";
   const GqaSpec gqa = {.heads = 128, .kv_heads = 2, .head_dim = 128};
   EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
                 c.layers[1].attention = gqa;

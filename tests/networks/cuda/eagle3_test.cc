@@ -16,18 +16,29 @@ namespace {
 
 constexpr int32_t kEagleBlock = 64;
 
-/// The bundled model and its drafter on one device.
+/// The bundled drafter's, but for the number of heads; 0: that, too.
+ModelConfig DrafterConfig(int64_t heads) {
+  ModelConfig config = ReadModelConfig(TinyEagle3Directory());
+  if (heads > 0) std::get<MlaSpec>(config.layers.front().attention).heads = heads;
+  return config;
+}
+
+/// The bundled model and a drafter on one device: the bundled one, or with other heads and dummy
+/// weights.
 class DrafterRun {
  public:
-  DrafterRun(const Ops& ops, DType dtype)
-      : dtype_(dtype),
+  DrafterRun(const Ops& ops, DType dtype, int64_t heads = 0)
+      : config_(DrafterConfig(heads)),
+        dtype_(dtype),
         pool_(TestThreads()),
         target_(LoadNetwork(target_config_, 0,
                             *OpenCheckpoint(TinyModelDirectory(), target_config_),
                             {.compute_dtype = dtype},
                             {{ops, &pool_}, dtype, AttentionPlan(AttentionBackend::kRagged, 1)})),
         draft_(config_, Eagle3Taps(*config_.eagle3, target_config_.num_hidden_layers(), {}, ""),
-               LoadEagle3(config_, *OpenCheckpoint(TinyEagle3Directory(), config_),
+               LoadEagle3(config_,
+                          heads > 0 ? *MakeDummyWeights(config_, 3)
+                                    : *OpenCheckpoint(TinyEagle3Directory(), config_),
                           {.compute_dtype = dtype}, target_->device(), nullptr),
                *target_) {}
 
@@ -85,7 +96,7 @@ class DrafterRun {
 
  private:
   const ModelConfig target_config_ = ReadModelConfig(TinyModelDirectory());
-  const ModelConfig config_ = ReadModelConfig(TinyEagle3Directory());
+  const ModelConfig config_;
   DType dtype_;
   ThreadPool pool_;
   std::unique_ptr<Network> target_;
@@ -101,13 +112,16 @@ class Eagle3OnGpuTest : public HopperTest<> {
 TEST_F(Eagle3OnGpuTest, RowsBesideTheCpus) {
   const CudaOps ops;
   const Ops& cpu_ops = cpu::GetCpuOps(SelectIsa());
-  DrafterRun on_gpu(ops, DType::kBF16);
-  DrafterRun exact(cpu_ops, DType::kF32);
-  DrafterRun rounded(cpu_ops, DType::kBF16);
-  for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
-    ExpectAsNear(on_gpu.Run(ids_, phase, 1024), rounded.Run(ids_, phase, 1024),
-                 exact.Run(ids_, phase, 1024), on_gpu.width(),
-                 fmt::format("phase {}", static_cast<int>(phase)));
+  // The bundled drafter has the target's 8 heads; layers of a network may differ.
+  for (const int64_t heads : {0, 4}) {
+    DrafterRun on_gpu(ops, DType::kBF16, heads);
+    DrafterRun exact(cpu_ops, DType::kF32, heads);
+    DrafterRun rounded(cpu_ops, DType::kBF16, heads);
+    for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+      ExpectAsNear(on_gpu.Run(ids_, phase, 1024), rounded.Run(ids_, phase, 1024),
+                   exact.Run(ids_, phase, 1024), on_gpu.width(),
+                   fmt::format("phase {}, {} heads", static_cast<int>(phase), heads));
+    }
   }
 }
 

@@ -1,6 +1,6 @@
-// The GPU's operations of DeepSeek-V4's attention and streams, one by one beside the CPU's over the
-// same cache: window rows, compressors, attention of every kind, and how often attention is
-// planned. Needs a GPU of compute capability 9.0.
+// The GPU's operations of DeepSeek-V4's attention, one by one beside the CPU's over the same cache:
+// window rows, compressors, attention of every kind, and how often attention is planned. Needs a
+// GPU of compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,11 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/checkpoint/weight_source.h"
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_ops.h"
-#include "outrider/ops/hyper.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
@@ -78,7 +76,7 @@ class CompressedCudaOpsTest : public HopperTest<testing::TestWithParam<int32_t>>
     HopperTest::SetUp();
     if (IsSkipped()) return;
     gpu_ = std::make_unique<CudaOps>();
-    gpu_arena_ = std::make_unique<Scratch>(gpu_->MakeArena());
+    gpu_arena_ = gpu_->MakeArena();
     for (size_t i = 0; i < frequencies_.size(); ++i) {
       frequencies_[i] = std::pow(10000.0F, -static_cast<float>(i) / 32.0F);
     }
@@ -151,8 +149,8 @@ class CompressedCudaOpsTest : public HopperTest<testing::TestWithParam<int32_t>>
   ThreadPool pool_{4};
   const cpu::CpuOps& cpu_ = cpu::GetCpuOps(SelectIsa());
   std::unique_ptr<CudaOps> gpu_;
-  std::unique_ptr<Scratch> gpu_arena_;
-  Scratch cpu_arena_;
+  std::unique_ptr<Arena> gpu_arena_;
+  Arena cpu_arena_;
   std::array<float, 32> frequencies_ = {};
 };
 
@@ -253,10 +251,10 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
                                           .back = &rotary,
                                           .window_rows = caches.window.cache,
                                           .entries = caches.entries.cache};
-    const int64_t plans = gpu_->compressed_plans();
+    const int64_t plans = device == 0 ? ArenaOf(c).compressed_plans : 0;
     for (int layer = 0; layer < 3; ++layer) ops.CompressedAttention(c, inputs, args);
     if (device == 0) {
-      EXPECT_EQ(gpu_->compressed_plans() - plans, 2) << "once for all layers of a kind";
+      EXPECT_EQ(ArenaOf(c).compressed_plans - plans, 2) << "once for all layers of a kind";
     }
     out[device] = Get(c, attended);
   }
@@ -268,64 +266,6 @@ TEST_P(CompressedCudaOpsTest, AttentionBesideTheCpus) {
 
 INSTANTIATE_TEST_SUITE_P(Ratios, CompressedCudaOpsTest, testing::Values(4, 128),
                          [](const auto& test) { return "ratio" + std::to_string(test.param); });
-
-using StreamsCudaOpsTest = CompressedCudaOpsTest;
-
-TEST_P(StreamsCudaOpsTest, StreamsBesideTheCpus) {
-  constexpr int32_t kHidden = 256;
-  const int64_t rows = GetParam();
-  const HyperShape shape = {.streams = 4, .iterations = 20, .eps = 1e-6F, .norm_eps = 1e-6F};
-  const TestMatrix streams = TestMatrix::Random(rows, int64_t{4} * kHidden, random_);
-  const TestMatrix y = TestMatrix::Random(rows, kHidden, random_);
-  const TestMatrix scale = TestMatrix::Random(1, 3, random_);
-  const TestMatrix base = TestMatrix::Random(1, 24, random_);
-  const TestMatrix norm = TestMatrix::Random(1, kHidden, random_);
-  const auto source = MakeDummyWeights(ModelConfig{}, 7);
-  TestMatrix got[2][5] = {{{1, 1}, {1, 1}, {1, 1}, {1, 1}, {1, 1}},
-                          {{1, 1}, {1, 1}, {1, 1}, {1, 1}, {1, 1}}};
-  const Context contexts[2] = {GpuContext(), CpuContext()};
-  for (int device = 0; device < 2; ++device) {
-    const Context& c = contexts[device];
-    const Scratch::Frame frame(c.arena);
-    const HyperOps& ops = *c.ops.hyper();
-    const auto loader = c.ops.MakeWeightLoader(*source, {.compute_dtype = DType::kBF16});
-    Weight fn;
-    Weight head;
-    loader->StreamMatrix(&fn, "fn", 24, 4 * kHidden);
-    loader->StreamMatrix(&head, "head", 4, 4 * kHidden);
-    const auto memory = loader->Load({c.ops, &pool_}, nullptr);
-    const Tensor x = Put(c, streams);
-    const Tensor weights = c.Rows(rows, 20);
-    const Tensor mixture = c.Activations(rows, kHidden);
-    HyperMixArgs args = {.streams = x,
-                         .fn = &fn,
-                         .scale = PutVector(c, scale),
-                         .base = PutVector(c, base),
-                         .norm = PutVector(c, norm),
-                         .mixture = mixture,
-                         .weights = weights};
-    ops.HyperMix(c, shape, args);
-    got[device][0] = Get(c, mixture);
-    const HyperAddArgs add = {.y = Put(c, y), .weights = weights};
-    args.add = add;
-    ops.HyperMix(c, shape, args);
-    got[device][1] = Get(c, mixture);
-    ops.HyperAdd(c, shape, add, x);
-    got[device][2] = Get(c, x);
-    const Tensor contracted = c.Rows(rows, kHidden);
-    ops.HyperMix(
-        c, shape,
-        {.streams = x, .fn = &head, .scale = args.scale, .base = args.base, .mixture = contracted});
-    got[device][3] = Get(c, contracted);
-    const Tensor mean = c.Activations(rows, kHidden);
-    ops.HyperMean(c, shape, x, mean);
-    got[device][4] = Get(c, mean);
-  }
-  for (int i = 0; i < 5; ++i) ExpectNear(got[0][i], got[1][i], 0.01, "streams");
-}
-
-INSTANTIATE_TEST_SUITE_P(Rows, StreamsCudaOpsTest, testing::Values(3, 200),
-                         [](const auto& test) { return "rows" + std::to_string(test.param); });
 
 }  // namespace
 }  // namespace outrider::cuda

@@ -74,7 +74,7 @@ class BlockSamplerTest : public CudaSamplerTest {
     want.Assign({rows, before, on_host, kSteps});
     EXPECT_EQ(got.launches_only(), !distributions);
     const Context context = MakeContext();
-    Scratch host_arena;
+    Arena host_arena;
     const Context host = {{cpu_, &pool_}, host_arena, DType::kF32};
     const Scratch::Frame frame(context.arena);
 

@@ -72,7 +72,7 @@ class CudaSamplerTest : public HopperTest<> {
     if (IsSkipped()) return;
     static const CudaOps* const shared = new CudaOps;
     ops_ = shared;
-    arena_ = std::make_unique<Scratch>(ops_->MakeArena());
+    arena_ = ops_->MakeArena();
     const auto source = MakeDummyWeights(ModelConfig{}, 5);
     const Device device{*ops_, &pool_};
     const auto loader = ops_->MakeWeightLoader(*source, {.compute_dtype = DType::kBF16});
@@ -198,7 +198,7 @@ class CudaSamplerTest : public HopperTest<> {
   std::mt19937 random_{17};
   ThreadPool pool_{2};
   const CudaOps* ops_ = nullptr;
-  std::unique_ptr<Scratch> arena_;
+  std::unique_ptr<Arena> arena_;
   Weight head_;
   std::unique_ptr<WeightMemory> memory_;
   Tensor x_;

@@ -26,7 +26,7 @@ class DeltaCudaOpsTest : public HopperTest<> {
     HopperTest::SetUp();
     if (IsSkipped()) return;
     gpu_ = std::make_unique<CudaOps>();
-    arena_ = std::make_unique<Scratch>(gpu_->MakeArena());
+    arena_ = gpu_->MakeArena();
   }
 
   Context GpuContext() { return {{*gpu_, &pool_}, *arena_, DType::kBF16}; }
@@ -41,7 +41,7 @@ class DeltaCudaOpsTest : public HopperTest<> {
 
   ThreadPool pool_{2};
   std::unique_ptr<CudaOps> gpu_;
-  std::unique_ptr<Scratch> arena_;
+  std::unique_ptr<Arena> arena_;
 };
 
 void ExpectNear(const std::vector<float>& got, const std::vector<float>& want,
@@ -162,7 +162,7 @@ TEST_F(DeltaCudaOpsTest, NormAndGatesBesideTheCpus) {
     const TestMatrix gates = TestMatrix::Random(rows, int64_t{kHeads} * kHeadDim, random);
     const TestMatrix norm = TestMatrix::Random(1, kHeadDim, random);
     const TestMatrix head_gates = TestMatrix::Random(rows, kHeads, random);
-    Scratch cpu_arena;
+    Arena cpu_arena;
     const Context contexts[2] = {GpuContext(),
                                  {{cpu::GetCpuOps(SelectIsa()), &pool_}, cpu_arena, DType::kF32}};
     TestMatrix results[2] = {TestMatrix(rows, x.view_cols), TestMatrix(rows, x.view_cols)};

@@ -76,7 +76,9 @@ TEST(HopperSupport, LinearAttentionStandsBesideOneOtherKind) {
   const auto runs = [&] { return !Supports(HopperNetworkRules(), AskedNetwork{.config = config}); };
   EXPECT_TRUE(runs());
   std::get<MlaSpec>(config.layers[3].attention).value = 64;
-  EXPECT_FALSE(runs());
+  EXPECT_TRUE(runs()) << "of another shape";
+  std::get<MlaSpec>(config.layers[3].attention).indexer.emplace();
+  EXPECT_FALSE(runs()) << "rows of another path";
   config.layers[3].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
   EXPECT_FALSE(runs());
 }

@@ -58,7 +58,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     EXPECT_EQ(drafts, on_device);
     // They stay when results need more memory.
     const int32_t* const before = ops_->results().tokens();
-    ops_->ReserveResults(result_bytes *= 8);
+    ops_->results().Reserve(ops_->results().num_tokens(), result_bytes *= 8, ops_->stream());
     EXPECT_NE(ops_->results().tokens(), before);
     std::vector<SampledRequest> unread = requests;
     next = 0;

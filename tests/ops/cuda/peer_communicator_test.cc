@@ -44,8 +44,8 @@ class PeerCommunicatorTest : public HopperTest<> {
     for (size_t rank = 0; rank < ops.size(); ++rank) {
       threads.emplace_back([&, rank] {
         ops[rank]->UseOnThisThread();
-        Scratch arena = ops[rank]->MakeArena();
-        const Context context({*ops[rank], nullptr, communicators[rank].get()}, arena,
+        const std::unique_ptr<Arena> arena = ops[rank]->MakeArena();
+        const Context context({*ops[rank], nullptr, communicators[rank].get()}, *arena,
                               DType::kBF16);
         act(context, *ops[rank]);
         ops[rank]->Synchronize();
@@ -130,7 +130,7 @@ void GatherRandomRows(const Context& context, const CudaOps& ops) {
 /// runs of another key, whose gathers are larger.
 void RepeatRecordedGathers(const Context& context, const CudaOps& ops) {
   const int32_t ranks = context.place().ranks;
-  const auto replayer = ops.MakeReplayer(context.ranks);
+  const auto replayer = ops.MakeReplayer(context);
   struct Rows {
     Tensor all;
     Tensor part;

@@ -166,7 +166,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
     HopperTest::SetUp();
     if (IsSkipped()) return;
     gpu_ = std::make_unique<FewScoresOps>();
-    gpu_arena_ = std::make_unique<Scratch>(gpu_->MakeArena());
+    gpu_arena_ = gpu_->MakeArena();
     for (const int32_t length : GetParam().lengths) {
       requests_.emplace_back(GetParam(), length, random_);
     }
@@ -222,7 +222,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
 
   /// The step's rows of a matrix of the requests, and NaN in rows that were added to them.
   TestMatrix Gather(const TestStep& step, const std::vector<Window>& windows, int32_t rows,
-                    TestMatrix SparseRequest::* matrix) const {
+                    TestMatrix SparseRequest::*matrix) const {
     TestMatrix gathered(rows, (requests_[0].*matrix).view_cols);
     std::fill(gathered.values.begin(), gathered.values.end(), kNaN);
     for (const RequestRows& r : step.layout().requests()) {
@@ -372,7 +372,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
     const auto inputs = gpu_->MakeStepInputs();
     step->AssignTo(*inputs, form.recorded ? RowCount::kRounded : RowCount::kExact);
     const int32_t rows = inputs->num_rows();
-    const auto put = [&](TestMatrix SparseRequest::* matrix, bool floats) {
+    const auto put = [&](TestMatrix SparseRequest::*matrix, bool floats) {
       return Put(c, Gather(*step, windows, rows, matrix), floats);
     };
     const Tensor kv = put(&SparseRequest::kv, false);
@@ -411,7 +411,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
       }
     };
     if (form.recorded) {
-      const auto replayer = gpu_->MakeReplayer(nullptr);
+      const auto replayer = gpu_->MakeReplayer(c);
       const StepInputs* const all[] = {inputs.get()};
       // Launched twice where the first run made memory, recorded, repeated.
       for (int i = 0; i < 4; ++i) {
@@ -476,8 +476,8 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
   ThreadPool pool_{4};
   const cpu::CpuOps& cpu_ = cpu::GetCpuOps(SelectIsa());
   std::unique_ptr<FewScoresOps> gpu_;
-  std::unique_ptr<Scratch> gpu_arena_;
-  Scratch cpu_arena_;
+  std::unique_ptr<Arena> gpu_arena_;
+  Arena cpu_arena_;
   // Norm of latents, norm and bias of keys.
   std::array<TestMatrix, 3> vectors_ = {TestMatrix(1, 1), TestMatrix(1, 1), TestMatrix(1, 1)};
   std::vector<Buffer> gpu_vectors_;
@@ -625,14 +625,13 @@ TEST_P(SparseOpsTest, ChoiceAndAttentionBesideTheCpus) {
   }
 }
 
-// New inputs know no cache yet, which they copy arrays for. Their memory may be that of inputs that
-// are gone, whose runs are known: such a run would be recorded, and recording must not copy.
+// The memory of new inputs may be that of inputs that are gone, whose runs are known.
 TEST_P(SparseOpsTest, NewInputsAreNotTakenForOldOnes) {
   SpreadPages(64);
   const Context c = GpuContext();
   SparseCache cache(*gpu_, num_pages_, block_, GetParam().type);
   const auto step = MakeStep(c, LastRows(Phase::kDecode));
-  const auto replayer = gpu_->MakeReplayer(nullptr);
+  const auto replayer = gpu_->MakeReplayer(c);
   for (int i = 0; i < 4; ++i) {
     const auto inputs = gpu_->MakeStepInputs();
     step->AssignTo(*inputs, RowCount::kRounded);

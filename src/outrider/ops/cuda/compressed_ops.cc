@@ -36,6 +36,38 @@ const float* AnglesOf(const Rotary& rotary, const Tensor& angles) {
   return static_cast<const float*>(angles.data);
 }
 
+/// With the rows of a kind, planned once for all layers of a step.
+CompressedWork& CompressedWorkOf(const Context& context, const CompressedKind& kind,
+                                 const StepInputs& inputs, const LayerCache& window,
+                                 cudaStream_t stream) {
+  const DecodeRequests& requests = Cast(inputs).Of(window).decode;
+  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0);
+  CudaArena& arena = ArenaOf(context);
+  CompressedWork& work = arena.compressed[kind];
+  CompressedPlan& plan = work.plan;
+  if (requests.num_rows > plan.max_rows) {
+    plan.max_rows = PowerOfTwo(requests.num_rows, 64);
+    arena.Replace(plan, CompressedRowsBytes(plan.max_rows), "rows of attention");
+    plan.rows = CarveCompressedRows(plan.memory.data(), plan.max_rows);
+    work.planned_serial = 0;
+  }
+  if (plan.planned_serial != Cast(inputs).serial()) {
+    CompressedRowsParams params;
+    params.num_rows = requests.num_rows;
+    params.num_requests = requests.count;
+    params.query_start_loc = requests.query_start_loc;
+    params.seq_lens = requests.seq_lens;
+    params.window = kind.window;
+    params.in_blocks = kind.in_blocks;
+    params.ratio = kind.ratio;
+    params.top_k = kind.top_k;
+    CheckCuda(PlanCompressedRows(params, plan.rows, stream), "the plan of rows");
+    plan.planned_serial = Cast(inputs).serial();
+    ++arena.compressed_plans;
+  }
+  return work;
+}
+
 }  // namespace
 
 void CudaOps::FinishQueries(const Context& context, const QueryArgs& args) const {
@@ -116,7 +148,7 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
   params.num_rows = Int(first.rows.rows);
   params.positions = Cast(inputs).positions();
   // Whose rows they are: of any kind of attention.
-  params.rows = CompressedWorkOf({}, inputs, first.tokens).rows.rows;
+  params.rows = CompressedWorkOf(context, {}, inputs, first.tokens, stream_).plan.rows.rows;
   params.epsilon = first.shape.norm_eps;
   params.magnitude = first.magnitude;
   std::copy(first.frequencies.begin(), first.frequencies.end(), params.frequencies);
@@ -152,38 +184,6 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
   CheckCuda(CompressEntries(params, stream_), "compressed entries");
 }
 
-CudaOps::CompressedWork& CudaOps::CompressedWorkOf(const CompressedKind& kind,
-                                                   const StepInputs& inputs,
-                                                   const LayerCache& window) const {
-  const DecodeRequests& requests = Cast(inputs).Of(window).decode;
-  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0);
-  CompressedWork& work = compressed_work_[kind];
-  if (requests.num_rows > work.max_rows) {
-    Synchronize();
-    work.rows_memory = DeviceMemory();
-    ++memory_version_;
-    work.rows_serial = work.planned_serial = 0;
-    work.max_rows = PowerOfTwo(requests.num_rows, 64);
-    work.rows_memory = DeviceMemory(CompressedRowsBytes(work.max_rows), "rows of attention");
-    work.rows = CarveCompressedRows(work.rows_memory.data(), work.max_rows);
-  }
-  if (work.rows_serial != Cast(inputs).serial()) {
-    CompressedRowsParams params;
-    params.num_rows = requests.num_rows;
-    params.num_requests = requests.count;
-    params.query_start_loc = requests.query_start_loc;
-    params.seq_lens = requests.seq_lens;
-    params.window = kind.window;
-    params.in_blocks = kind.in_blocks;
-    params.ratio = kind.ratio;
-    params.top_k = kind.top_k;
-    CheckCuda(PlanCompressedRows(params, work.rows, stream_), "the plan of rows");
-    work.rows_serial = Cast(inputs).serial();
-    ++compressed_plans_;
-  }
-  return work;
-}
-
 void CudaOps::CompressedAttention(const Context& context, const StepInputs& inputs,
                                   const CompressedAttentionArgs& args) const {
   const int rows = Int(args.q.rows);
@@ -200,13 +200,14 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
   const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
   const ResultRows results(context, args.out, DType::kBF16, stream_);
   OUTRIDER_CHECK(q.stride == q.cols && results.rows().stride == results.rows().cols);
-  const int top_k = args.selected != nullptr ? PlanOf(*args.selected).top_k : 0;
+  CudaArena& arena = ArenaOf(context);
+  const int top_k = args.selected != nullptr ? arena.PlanOf(*args.selected).top_k : 0;
   const CompressedKind kind = {.heads = args.heads,
                                .window = args.window,
                                .ratio = args.ratio,
                                .top_k = top_k,
                                .in_blocks = args.in_blocks};
-  CompressedWork& work = CompressedWorkOf(kind, inputs, args.window_rows);
+  CompressedWork& work = CompressedWorkOf(context, kind, inputs, args.window_rows, stream_);
   const int visible =
       args.ratio > 0 ? Cast(inputs).Of(args.entries).decode.max_seq_len / args.ratio : 0;
   // Blocks are rows of the call.
@@ -214,21 +215,15 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
   const int most = in_window + (top_k > 0 ? std::min(top_k, visible) : visible);
   const int call_rows = std::min(rows, kMostCallRows);
   if (call_rows > work.limits.max_rows || most > work.limits.max_count) {
-    Synchronize();
-    work.memory = DeviceMemory();
-    ++memory_version_;
-    work.planned_serial = 0;
     work.limits = {.max_rows = std::max(PowerOfTwo(call_rows, 64), work.limits.max_rows),
                    .max_count = std::max(PowerOfTwo(most, 1024), work.limits.max_count),
                    .heads = args.heads};
-    work.memory = DeviceMemory(CompressedAttentionWorkspaceBytes(work.limits), "attention");
-    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
-              "clearing the work space");
+    arena.Replace(work, CompressedAttentionWorkspaceBytes(work.limits), "attention");
   }
   CompressedAttentionParams params;
   params.heads = args.heads;
   params.codes = codes;
-  params.rows = work.rows;
+  params.rows = work.plan.rows;
   params.window = PagesOf(args.window_rows, of_window);
   if (args.ratio > 0) {
     params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
@@ -260,7 +255,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
       work.planned_serial = serial;
       work.planned_first = first;
       work.planned_count = count;
-      ++compressed_plans_;
+      ++arena.compressed_plans;
     }
     CheckCuda(outrider::cuda::CompressedAttention(params, work.limits, work.memory.data(), stream_),
               "attention");

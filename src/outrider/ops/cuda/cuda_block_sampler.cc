@@ -165,7 +165,7 @@ void CudaBlockSampler::TakeTokens(std::span<TokenRef> tokens) {
     return;
   }
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = TokenRef::At(draws_.requests[i].place);
-  ops_.DraftsAreDrawn();
+  ops_.results().DraftsAreDrawn();
 }
 
 }  // namespace outrider::cuda

@@ -76,7 +76,9 @@ CudaOps::CudaOps(int device, int32_t head_ranks, int32_t sharers)
       head_ranks_(head_ranks),
       own_stream_(MakeStream(device), cudaStreamDestroy),
       stream_(own_stream_.get()),
-      idle_(std::make_unique<IdleClock>(stream_)) {
+      idle_(std::make_unique<IdleClock>(stream_)),
+      results_(std::make_unique<StepResults>()),
+      prompt_plans_(std::make_unique<PromptPlans>(device, head_ranks)) {
   if (sharers > 1) ShareMlaBlocks(sharers);
 }
 
@@ -88,49 +90,32 @@ void CudaOps::Synchronize() const {
   CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
 }
 
-void CudaOps::ForgetPlan() const {
-  for (auto& [key, work] : decode_work_) work.planned_serial = 0;
-  for (auto& [key, work] : gqa_work_) work.planned_serial = 0;
-  for (auto& [key, plan] : sparse_plans_) plan.planned_serial = 0;
-  for (auto& [key, work] : listed_work_) work.planned_serial = 0;
-  for (auto& [key, work] : compressed_work_) work.rows_serial = work.planned_serial = 0;
-}
-
 void CudaOps::WaitForResults() const {
   idle_->WorkEnds();
   Synchronize();
 }
 
-void CudaOps::ReserveResults(size_t num_tokens, size_t bytes) const {
-  if (results_.Reserve(num_tokens, bytes, stream_)) ++memory_version_;
-}
-
 Ticket CudaOps::LaunchReading(size_t bytes) const {
-  const Ticket ticket = results_.Launch(bytes, stream_);
+  const Ticket ticket = results_->Launch(bytes, stream_);
   idle_->WorkEnds();
   return ticket;
 }
 
-void CudaOps::Wait(Ticket ticket) const {
-  results_.Wait(ticket);
-  drafts_read_ = true;
-}
-
 void CudaOps::KeepTokens(int32_t count) const {
-  ReserveResults(std::max(results_.num_tokens(), static_cast<size_t>(count)), 0);
+  results_->Reserve(std::max(results_->num_tokens(), static_cast<size_t>(count)), 0, stream_);
 }
 
 void CudaOps::ReadTokens() const {
-  if (drafts_read_) return;
-  OUTRIDER_CHECK(!results_.IsCopying());
-  Wait(LaunchReading(0));
+  if (results_->drafts_read()) return;
+  OUTRIDER_CHECK(!results_->IsCopying());
+  results_->Wait(LaunchReading(0));
 }
 
 int32_t CudaOps::ReadToken(TokenRef token) const {
   if (!token.on_device()) return token.token();
   const auto place = static_cast<size_t>(token.place());
-  OUTRIDER_CHECK(drafts_read_ && place < results_.num_tokens());
-  return std::max(results_.host_tokens()[place], 0);
+  OUTRIDER_CHECK(results_->drafts_read() && place < results_->num_tokens());
+  return std::max(results_->host_tokens()[place], 0);
 }
 
 DeviceMemoryState CudaOps::memory() const {
@@ -146,6 +131,10 @@ Buffer CudaOps::Allocate(size_t bytes) const {
   Synchronize();
   return {static_cast<std::byte*>(memory.Release()), bytes,
           [](std::byte* begin, size_t) { cudaFree(begin); }};
+}
+
+std::unique_ptr<Arena> CudaOps::MakeArena() const {
+  return std::make_unique<CudaArena>([this](size_t bytes) { return Allocate(bytes); }, stream_);
 }
 
 void CudaOps::CopyToHost(const std::byte* from, std::span<std::byte> to) const {
@@ -166,11 +155,12 @@ std::unique_ptr<WeightLoader> CudaOps::MakeWeightLoader(const WeightSource& sour
 }
 
 std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
-  return std::make_unique<CudaStepInputs>(stream_, results_);
+  return std::make_unique<CudaStepInputs>(stream_, *results_);
 }
 
-std::unique_ptr<Replayer> CudaOps::MakeReplayer(Communicator* ranks) const {
-  return std::make_unique<CudaReplayer>(*this, static_cast<DeviceCommunicator*>(ranks));
+std::unique_ptr<Replayer> CudaOps::MakeReplayer(const Context& context) const {
+  return std::make_unique<CudaReplayer>(*this, ArenaOf(context),
+                                        static_cast<DeviceCommunicator*>(context.ranks));
 }
 
 std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
@@ -195,8 +185,8 @@ void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const S
                                          .to_dtype = x.dtype,
                                          .to_stride = x.stride};
   copy.from_rows = Cast(inputs).token_ids();
-  copy.kept_tokens = results_.tokens();
-  copy.num_kept = static_cast<int64_t>(results_.num_tokens());
+  copy.kept_tokens = results_->tokens();
+  copy.num_kept = static_cast<int64_t>(results_->num_tokens());
   if (zero_first) copy.zero_at = Cast(inputs).positions();
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "embeddings");
 }
@@ -263,8 +253,8 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
                                          .from_dtype = from.dtype,
                                          .from_stride = from.stride,
                                          .from_size = from.rows,
-                                         .kept_tokens = results_.tokens(),
-                                         .num_kept = static_cast<int64_t>(results_.num_tokens()),
+                                         .kept_tokens = results_->tokens(),
+                                         .num_kept = static_cast<int64_t>(results_->num_tokens()),
                                          .to = to.data,
                                          .to_dtype = to.dtype,
                                          .to_stride = to.stride,

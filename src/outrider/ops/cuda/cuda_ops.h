@@ -7,29 +7,18 @@
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
-#include <future>
-#include <map>
 #include <memory>
-#include <optional>
-#include <tuple>
-#include <utility>
 
-#include "outrider/kernels/cuda/compressed/compressed_attention.h"
-#include "outrider/kernels/cuda/compressed/compressed_rows.h"
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
-#include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
-#include "outrider/kernels/cuda/mla_decode/mla_decode.h"
 #include "outrider/kernels/cuda/moe/expert_router.h"
-#include "outrider/kernels/cuda/prompt/prompt_attention.h"
-#include "outrider/kernels/cuda/sparse/listed_attention.h"
-#include "outrider/kernels/cuda/sparse/sparse_rows.h"
 #include "outrider/ops/block_drafts.h"
 #include "outrider/ops/compressed.h"
+#include "outrider/ops/cuda/cuda_arena.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
+#include "outrider/ops/cuda/prompt_plans.h"
 #include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/delta.h"
 #include "outrider/ops/hyper.h"
@@ -77,24 +66,9 @@ class CudaOps : public Ops,
   void WaitForResults() const;
 
   /// Kept tokens and results of samplers.
-  StepResults& results() const { return results_; }
-  /// Room for so many bytes of results.
-  void ReserveResults(size_t bytes) const { ReserveResults(results_.num_tokens(), bytes); }
+  StepResults& results() const { return *results_; }
   /// Begins to copy kept tokens and so many bytes of results to the host.
   Ticket LaunchReading(size_t bytes) const;
-  /// Whether the copy is done.
-  bool Ready(Ticket ticket) const { return results_.Ready(ticket); }
-  void Wait(Ticket ticket) const;
-  /// A draft is drawn, which the host reads later.
-  void DraftsAreDrawn() const { drafts_read_ = false; }
-
-  /// Another number whenever memory that recorded steps refer to was moved.
-  int64_t memory_version() const { return memory_version_; }
-  /// The next attention plans anew.
-  void ForgetPlan() const;
-  /// Plans that compressed attention has made so far: one of rows and one of work per kind and
-  /// step.
-  int64_t compressed_plans() const { return compressed_plans_; }
 
   std::string_view name() const override { return "cuda"; }
   void UseOnThisThread() const override;
@@ -116,19 +90,19 @@ class CudaOps : public Ops,
 
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
-  /// Steps with prompts are launched one operation at a time.
-  void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
   Buffer Allocate(size_t bytes) const override;
   void CopyToHost(const std::byte* from, std::span<std::byte> to) const override;
   void CopyFromHost(std::span<const std::byte> from, std::byte* to) const override;
-  size_t arena_reach() const override;
-  void PreparePrompts(const MlaShape& shape) const override;
+  std::unique_ptr<Arena> MakeArena() const override;
+  void PreparePrompts(const MlaShape& shape) const override {
+    prompt_plans_->Prepare(shape, shape.query_stride());
+  }
   /// Waits for what PreparePrompts has begun.
-  void FinishPreparing() const;
+  void FinishPreparing() const { prompt_plans_->Finish(); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
-  std::unique_ptr<Replayer> MakeReplayer(Communicator* ranks) const override;
+  std::unique_ptr<Replayer> MakeReplayer(const Context& context) const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
   std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override;
@@ -231,7 +205,6 @@ class CudaOps : public Ops,
   virtual int64_t score_bytes() const { return int64_t{256} << 20; }
 
  private:
-  void ReserveResults(size_t num_tokens, size_t bytes) const;
   /// The rows that a head reads, as it reads them; memory of the arena.
   Tensor HeadInput(const Context& context, Tensor x, const int32_t* rows, int64_t count) const;
   void HeadPart(Tensor x, const Weight& w, Tensor part) const;
@@ -242,98 +215,17 @@ class CudaOps : public Ops,
   /// A product for each group, where one does not fit (FitsGroups): the same bits.
   void MultiplyGroups(const Context& context, const Product& product, const PackedWeight& w) const;
 
-  /// The routed pairs of the layer that was routed last.
-  struct CudaRouting : Routing {
-    ExpertRouting device;
-    int64_t rows = 0;
-    int top_k = 0;    // of a row, those that it chose
-    int choices = 0;  // with the shared experts
-    int experts = 0;  // with the shared ones
-    int tile_rows = 0;
-  };
-  static const CudaRouting& RoutingOf(const Routing& routing) {
-    return static_cast<const CudaRouting&>(routing);
-  }
-
-  /// Memory of routing_ for `rows` rows, and what the router is asked for, but for logits and bias.
+  /// Memory of the arena's routing for `rows` rows, and what the router is asked for, but for
+  /// logits and bias.
   ExpertRouterParams PrepareRouting(const Context& context, const RouterSpec& spec,
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
   /// What is added to streams: rows, or outputs of experts as they are. Memory of the arena.
   void SetAdd(const Context& context, const HyperAddArgs& args, HyperRowsParams& params) const;
-  /// Absorbed attention's work space, of the layers of a cache group with so many heads.
-  struct DecodeWork {
-    MlaDecodeLimits limits = {};
-    DeviceMemory memory;
-    uint64_t planned_serial = 0;  // of the inputs that its plan is of
-  };
-  DecodeWork& DecodeWorkOf(int32_t group, const MlaDecodeLimits& needed) const;
-  /// Grouped-query attention's, of a shape and body.
-  struct GqaWork {
-    GqaLimits limits;
-    DeviceMemory memory;
-    uint64_t planned_serial = 0;
-  };
   /// Attention of some of a step's rows.
   void AttendPerHead(const Context& context, const PerHeadShape& shape, GqaBody body,
                      const DecodeRequests& requests, uint64_t serial,
                      const AttentionArgs& args) const;
-  GqaWork& GqaWorkOf(const GqaShape& shape, GqaBody body, const DecodeRequests& requests) const;
-  /// What the rows of a step see of the entries that indexers of one shape choose from.
-  struct SparsePlan {
-    int max_rows = 0;
-    int top_k = 0;
-    DeviceMemory memory;
-    SparseRows rows;
-    uint64_t planned_serial = 0;
-  };
-  const SparsePlan& PlanSparse(const SelectEntriesArgs& args, const DecodeRequests& requests,
-                               int score_rows, uint64_t serial) const;
-  /// The plan of the rows that entries were chosen for.
-  const SparsePlan& PlanOf(const SelectedEntries& selected) const;
-  /// Listed attention's work space. Its plan is of some of a step's rows.
-  struct ListedWork {
-    ListedAttentionLimits limits = {};
-    DeviceMemory memory;
-    uint64_t planned_serial = 0;
-    const SparsePlan* planned_rows = nullptr;
-    int planned_first = 0;
-    int planned_count = 0;
-  };
-  ListedWork& ListedWorkOf(int heads, int rows, int top_k) const;
-  /// What the rows of a step read in compressed attention of one kind, and the work space of the
-  /// attention over it.
-  struct CompressedKind {
-    int heads = 0;
-    int window = 0;
-    int ratio = 0;
-    int top_k = 0;  // 0: all entries
-    bool in_blocks = false;
-    auto operator<=>(const CompressedKind&) const = default;
-  };
-  struct CompressedWork {
-    int max_rows = 0;
-    DeviceMemory rows_memory;
-    CompressedRows rows;
-    ListedAttentionLimits limits = {};
-    DeviceMemory memory;
-    uint64_t rows_serial = 0;  // of the inputs that `rows` are of
-    uint64_t planned_serial = 0;
-    int planned_first = 0;
-    int planned_count = 0;
-  };
-  /// Rows of a kind, planned once for all layers of a step.
-  CompressedWork& CompressedWorkOf(const CompressedKind& kind, const StepInputs& inputs,
-                                   const LayerCache& window) const;
-  /// Attention of prompts: it is being made, then it is there.
-  struct Prepared {
-    std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
-    std::unique_ptr<outrider::cuda::PromptAttention> attention;
-  };
-  Prepared& Prepare(const MlaShape& shape, int64_t query_stride) const;
-  /// Waits until it is there.
-  outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape,
-                                                     int64_t query_stride) const;
   /// `batch`: as PromptAttentionParams.
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                        const PromptGroup& prompts, const AttentionArgs& args, uint64_t batch) const;
@@ -343,24 +235,8 @@ class CudaOps : public Ops,
   std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)> own_stream_;
   cudaStream_t stream_;  // that one
   std::unique_ptr<IdleClock> idle_;
-  mutable std::function<void()> look_;
-  // Work space that outlives calls; one thread at a time.
-  mutable StepResults results_;
-  mutable bool drafts_read_ = true;  // results_ has all drafts on the host
-  mutable CudaRouting routing_;
-  mutable std::map<std::pair<int32_t, int>, DecodeWork> decode_work_;  // cache group, heads
-  mutable int64_t memory_version_ = 0;
-  // Heads, heads of entries, window, body.
-  mutable std::map<std::tuple<int, int, int, GqaBody>, GqaWork> gqa_work_;
-  // Index heads, ratio, top k.
-  mutable std::map<std::tuple<int, int, int>, SparsePlan> sparse_plans_;
-  // Heads, top k.
-  mutable std::map<std::pair<int, int>, ListedWork> listed_work_;
-  mutable std::map<CompressedKind, CompressedWork> compressed_work_;
-  mutable int64_t compressed_plans_ = 0;
-  // Heads, P + R, V, scale, stride of queries.
-  using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
-  mutable std::map<PromptKey, Prepared> prompt_attention_;
+  std::unique_ptr<StepResults> results_;
+  std::unique_ptr<PromptPlans> prompt_plans_;
 };
 
 }  // namespace outrider::cuda

@@ -24,9 +24,9 @@ void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inp
     ++counts_.launched;
     return run();
   }
-  if (memory_version_ != ops_.memory_version() || graphs_.size() > kMostGraphs) {
+  if (memory_version_ != MemoryVersion() || graphs_.size() > kMostGraphs) {
     Clear();
-    memory_version_ = ops_.memory_version();
+    memory_version_ = MemoryVersion();
   }
   RunKey whole = key;
   for (const StepInputs* rows : inputs) {
@@ -50,7 +50,7 @@ void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inp
   CheckCuda(cudaGraphLaunch(graph.executable, ops_.stream()), "a recorded step");
   if (ranks_ != nullptr) ranks_->Meet();  // all have launched it
   // The work space holds a plan of these inputs now.
-  ops_.ForgetPlan();
+  arena_.ForgetPlans();
 }
 
 CudaReplayer::Turn CudaReplayer::TurnOf(const Graph& graph) const {
@@ -66,7 +66,7 @@ void CudaReplayer::Launch(const std::function<void()>& run) const {
 }
 
 cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
-  ops_.ForgetPlan();
+  arena_.ForgetPlans();
   if (ranks_ != nullptr) ranks_->BeginRecording();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -85,7 +85,7 @@ cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
   const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
   CheckCuda(error, "recording a step");
-  OUTRIDER_CHECK(memory_version_ == ops_.memory_version(), "memory was made while recording");
+  OUTRIDER_CHECK(memory_version_ == MemoryVersion(), "memory was made while recording");
   if (ranks_ != nullptr) {
     // No GPU waits for another's while a host makes memory for its own.
     CheckCuda(cudaGraphUpload(executable, ops_.stream()), "recording a step");

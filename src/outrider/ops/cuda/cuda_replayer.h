@@ -19,8 +19,9 @@ namespace outrider::cuda {
 
 class CudaReplayer : public Replayer {
  public:
-  /// ranks: the others that run the same, or null.
-  CudaReplayer(const CudaOps& ops, DeviceCommunicator* ranks) : ops_(ops), ranks_(ranks) {}
+  /// Of runs in this arena. ranks: the others that run the same, or null.
+  CudaReplayer(const CudaOps& ops, CudaArena& arena, DeviceCommunicator* ranks)
+      : ops_(ops), arena_(arena), ranks_(ranks) {}
   ~CudaReplayer() override { Clear(); }
   CudaReplayer(const CudaReplayer&) = delete;
   CudaReplayer& operator=(const CudaReplayer&) = delete;
@@ -44,9 +45,15 @@ class CudaReplayer : public Replayer {
   cudaGraphExec_t Record(const std::function<void()>& run) const;
   void Clear();
 
+  /// Another number whenever memory that runs refer to was moved.
+  int64_t MemoryVersion() const {
+    return arena_.memory_version() + ops_.results().memory_version();
+  }
+
   const CudaOps& ops_;
+  CudaArena& arena_;
   DeviceCommunicator* ranks_;
-  int64_t memory_version_ = 0;  // CudaOps::memory_version, that the graphs were recorded with
+  int64_t memory_version_ = 0;  // that the graphs were recorded with
   std::map<std::vector<uint64_t>, Graph> graphs_;
   ReplayCounts counts_;
 };

@@ -229,7 +229,7 @@ void CudaSampler::DrawToPlaces(const Context& context, const HeadRows& rows,
   }
   if (!drawn_rows_.empty()) {
     const Stopwatch watch(head_seconds_);
-    ops_.DraftsAreDrawn();
+    ops_.results().DraftsAreDrawn();
     drawer_.DrawToPlaces(context, rows, among.rows, drawn_rows_, OnDevice(among.ids));
   }
 }

@@ -23,13 +23,6 @@ constexpr int32_t kLeastTableColumns = 16;
 // Rows may go back by as many positions as a request has drafts (AssignMoved), at most so many.
 constexpr int32_t kMostBack = 32;
 
-/// Blocks of a layer's cache lie so many blocks apart.
-int64_t BlockStep(const LayerCache& cache) {
-  const int64_t block = int64_t{cache.block_size} * cache.width;
-  OUTRIDER_CHECK(cache.block_stride % block == 0);
-  return cache.block_stride / block;
-}
-
 int32_t KeysOf(const RequestRows& request) { return request.context_length + request.query_length; }
 
 int32_t BlocksOf(const RequestRows& request, int32_t block_size) {
@@ -51,13 +44,13 @@ int32_t NumRows(std::span<const RequestRows> requests) {
                                 requests.front().first_row;
 }
 
-/// Writes the request's block table as the kernels count blocks; of a ring the last blocks.
-void FillTable(const RequestRows& request, int32_t group, int32_t block_size, int64_t step,
-               int32_t ring, int32_t* table) {
+/// Writes the request's block table; of a ring the last blocks.
+void FillTable(const RequestRows& request, int32_t group, int32_t block_size, int32_t ring,
+               int32_t* table) {
   const int32_t* const blocks = request.block_table(group);
   const int32_t count = BlocksOf(request, block_size);
   for (int32_t i = ring > 0 ? std::max(0, count - ring) : 0; i < count; ++i) {
-    table[ring > 0 ? i % ring : i] = static_cast<int32_t>(blocks[i] * step);
+    table[ring > 0 ? i % ring : i] = blocks[i];
   }
 }
 
@@ -103,7 +96,6 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
                    (r < Decodes().size() && std::cmp_equal(Decodes()[r].first_row, r) &&
                     Decodes()[r].query_length == 1));
   }
-  if (HasOnePath()) AddOnePathGroups();
   Copy();
   if (!divides) return;
   OUTRIDER_CHECK(places.empty());
@@ -111,15 +103,6 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
     part_ = std::make_unique<OwnPart<CudaStepInputs>>(layout, plan, stream_, kept_);
   }
   part_->Assign(layout);
-}
-
-void CudaStepInputs::AddOnePathGroups() {
-  const std::span<const CacheGroupSpec> groups = layout_->groups();
-  if (groups_.size() < groups.size()) groups_.resize(groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    groups_[i].block_step = 1;
-    groups_[i].block_size = groups[i].tokens_per_block;
-  }
 }
 
 std::span<const RequestRows> CudaStepInputs::Decodes() const {
@@ -139,7 +122,7 @@ void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources, TokenRefs tok
   arrays_.CopyFirst(tokens_at_ + tokens_.tokens().size_bytes());
 }
 
-void CudaStepInputs::Copy() const {
+void CudaStepInputs::Copy() {
   const auto count = static_cast<size_t>(num_rows());
   const int32_t true_count = layout_->num_rows();
   arrays_.Clear();
@@ -147,18 +130,15 @@ void CudaStepInputs::Copy() const {
   const size_t positions = arrays_.Add(layout_->positions(), count);
   const size_t true_rows = arrays_.Add(std::span(&true_count, 1), 1);
   states_.Add(arrays_, num_rows(), rounded_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    if (groups_[i].block_step != 0) AddGroup(i);
-  }
+  groups_.resize(layout_->groups().size());
+  for (size_t i = 0; i < groups_.size(); ++i) AddGroup(i);
   const size_t places = arrays_.Add(moved_places_);
   arrays_.Copy();
   token_ids_ = arrays_.At<int32_t>(tokens_at_);
   positions_ = arrays_.At<int32_t>(positions);
   true_rows_ = arrays_.At<int32_t>(true_rows);
   states_.Place(arrays_);
-  for (Group& group : groups_) {
-    if (group.block_step != 0) Place(group);
-  }
+  for (Group& group : groups_) Place(group);
   if (!moved_places_.empty()) Move(places);
 }
 
@@ -167,12 +147,10 @@ void CudaStepInputs::Move(size_t places_at) const {
                            .places = arrays_.At<int32_t>(places_at),
                            .kept_numbers = kept_.tokens(),
                            .positions = positions_};
-  const auto known = [](const Group& group) { return group.block_step != 0; };
-  auto left = std::ranges::count_if(groups_, known);
-  if (left == 0) CheckCuda(MoveRows(params, stream_), "moving rows");
+  if (groups_.empty()) CheckCuda(MoveRows(params, stream_), "moving rows");
   for (const Group& group : groups_) {
-    if (!known(group)) continue;
-    params.writes_positions = --left == 0;  // until then launches start from where the rows were
+    // Until the last, launches start from where the rows were.
+    params.writes_positions = &group == &groups_.back();
     params.seq_lens = arrays_.At<int32_t>(group.decode_at.lengths);
     params.slots = arrays_.At<int64_t>(group.slots_at);
     params.block_tables = group.inputs.decode.block_tables;
@@ -183,31 +161,11 @@ void CudaStepInputs::Move(size_t places_at) const {
   }
 }
 
-const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
-  const auto index = static_cast<size_t>(cache.group);
-  if (HasOnePath()) return groups_[index].inputs;
-  while (groups_.size() <= index) groups_.emplace_back();
+void CudaStepInputs::AddGroup(size_t index) {
   Group& group = groups_[index];
-  const int64_t step = BlockStep(cache);
-  if (group.block_step != step || group.block_size != cache.block_size) {
-    group.block_step = step;
-    group.block_size = cache.block_size;
-    Copy();
-  }
-  return group.inputs;
-}
-
-void CudaStepInputs::AddGroup(size_t index) const {
-  Group& group = groups_[index];
-  const auto number = static_cast<int32_t>(index);
-  const int64_t block = group.block_size;
-  const std::span<const int64_t> mapping = layout_->slot_mapping(number);
-  slots_.assign(mapping.begin(), mapping.end());
-  for (int64_t& slot : slots_) {
-    if (slot >= 0) slot = slot / block * group.block_step * block + slot % block;
-  }
-  group.slots_at =
-      arrays_.Add(std::span<const int64_t>(slots_), static_cast<size_t>(num_rows()), int64_t{-1});
+  group.block_size = layout_->groups()[index].tokens_per_block;
+  group.slots_at = arrays_.Add(layout_->slot_mapping(static_cast<int32_t>(index)),
+                               static_cast<size_t>(num_rows()), int64_t{-1});
   group.decode_at = AddRequests(index, Decodes(), rounded_, group.inputs.decode);
   group.per_head_prompts_at =
       AddRequests(index, PerHeadPrompts(), false, group.inputs.per_head_prompts);
@@ -238,7 +196,7 @@ void CudaStepInputs::Place(Group& group) const {
   }
 }
 
-size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> prompts) const {
+size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> prompts) {
   Group& group = groups_[index];
   PromptGroup made = {.first_row = prompts.front().first_row};
   starts_.assign(1, 0);
@@ -262,8 +220,8 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
   const auto count = static_cast<size_t>(made.count);
   tables_.assign(count * stride, 0);
   for (size_t i = 0; i < count; ++i) {
-    FillTable(prompts[i], static_cast<int32_t>(index), group.block_size, group.block_step,
-              /*ring=*/0, tables_.data() + i * stride);
+    FillTable(prompts[i], static_cast<int32_t>(index), group.block_size, /*ring=*/0,
+              tables_.data() + i * stride);
   }
   group.prompts_at.push_back({.query_starts = arrays_.Add(starts_),
                               .lengths = arrays_.Add(lengths_),
@@ -288,8 +246,7 @@ int32_t CudaStepInputs::RingColumns(size_t index, std::span<const RequestRows> r
 // room for all, so that what comes behind them stays in its place.
 CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
                                                           std::span<const RequestRows> requests,
-                                                          bool rounded,
-                                                          DecodeRequests& made) const {
+                                                          bool rounded, DecodeRequests& made) {
   const Group& group = groups_[index];
   made = {};
   made.num_rows = NumRows(requests);
@@ -317,7 +274,7 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
   const auto stride = static_cast<size_t>(made.block_table_stride);
   tables_.assign(lengths_.size() * stride, 0);
   for (size_t i = 0; i < lengths_.size(); ++i) {
-    FillTable(requests[i], static_cast<int32_t>(index), group.block_size, group.block_step, ring,
+    FillTable(requests[i], static_cast<int32_t>(index), group.block_size, ring,
               tables_.data() + i * stride);
   }
   const auto count = static_cast<size_t>(made.count);
@@ -328,13 +285,12 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
 }
 
 void CudaStepInputs::AddTo(RunKey& key) const {
-  // Another object's arrays may lie where those of one that is gone were, with groups that it does
-  // not know yet.
+  // Another object's arrays may lie where those of one that is gone were.
   key.Add(static_cast<int64_t>(number_)).Add(num_rows()).Add(token_ids_);
   key.Add(states().requests).Add(states().checkpoint_pages);
   key.Add(static_cast<int64_t>(groups_.size()));
   for (const Group& group : groups_) {
-    key.Add(group.block_step).Add(group.block_size).Add(group.inputs.slots);
+    key.Add(group.inputs.slots);
     key.Add(group.inputs.decode.block_table_stride);
   }
 }

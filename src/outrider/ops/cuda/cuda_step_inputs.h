@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -57,11 +56,8 @@ struct PromptGroup {
   int block_table_stride = 0;
 };
 
-/// What the layers of a cache group read. Where generated rows run absorbed and prompt rows
-/// expanded, kernels know blocks that follow each other; those of a layer lie some blocks apart in
-/// the pool's pages, so numbers of blocks are counted in these. Elsewhere kernels know how far
-/// blocks are apart, and numbers are those of the pool's pages, so that layers whose entries differ
-/// in width can share them.
+/// What the layers of a cache group read. Blocks are numbered as the pool's pages: layers whose
+/// entries differ in width share them, as kernels are told how far a layer's blocks are apart.
 struct CacheInputs {
   const int64_t* slots = nullptr;   // [rows] on the device; negative: the row writes nothing
   DecodeRequests decode;            // generated rows; on the listed path all rows
@@ -90,9 +86,10 @@ class CudaStepInputs : public StepInputs {
   const int32_t* positions() const { return positions_; }  // [rows] on the device
   /// [1] on the device: rows but for those that were added. Null where none were.
   const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }
-  /// What the layers of a cache's group read; Assign copies it to the device. On several paths a
-  /// group's first time copies all again, and arrays move: an operation then reads one group only.
-  const CacheInputs& Of(const LayerCache& cache) const;
+  /// What the layers of a cache's group read.
+  const CacheInputs& Of(const LayerCache& cache) const {
+    return groups_.at(static_cast<size_t>(cache.group)).inputs;
+  }
   /// What the rows do to running states; without requests where the network keeps none.
   const KdaStep& states() const { return states_.step(); }
   /// Another number after every Assign, of all objects.
@@ -111,24 +108,19 @@ class CudaStepInputs : public StepInputs {
     size_t tables;
   };
   struct Group {
-    // The geometry of its layers; 0: not known yet.
-    int64_t block_step = 0;
-    int32_t block_size = 0;  // tokens
+    int32_t block_size = 0;  // tokens: blocks of layers with fewer entries have as many
     CacheInputs inputs;
     size_t slots_at = 0;
     RequestArrays decode_at = {};
     RequestArrays per_head_prompts_at = {};
     std::vector<RequestArrays> prompts_at;
   };
-  /// Makes the geometry of all groups known. The layers of a group may have entries of several
-  /// ratios, blocks of as many tokens have fewer entries: all are counted in tokens.
-  void AddOnePathGroups();
-  /// Copies the rows, and what is read of them in the groups whose geometry is known.
-  void Copy() const;
-  void AddGroup(size_t index) const;
+  /// Copies the rows, and what is read of them in every group.
+  void Copy();
+  void AddGroup(size_t index);
   /// Adds what is read of these requests of a group.
   RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, bool rounded,
-                            DecodeRequests& made) const;
+                            DecodeRequests& made);
   /// Columns of a ring for the blocks that a request's rows read or write; 0: the group's tables
   /// have all blocks.
   int32_t RingColumns(size_t index, std::span<const RequestRows> requests) const;
@@ -138,7 +130,7 @@ class CudaStepInputs : public StepInputs {
   std::span<const RequestRows> PerHeadPrompts() const;
   bool HasOnePath() const { return paths().AreOne(); }
   /// Adds a group of the first of `prompts`, and returns how many they are.
-  size_t AddPrompts(size_t index, std::span<const RequestRows> prompts) const;
+  size_t AddPrompts(size_t index, std::span<const RequestRows> prompts);
   /// Where the arrays of a group are on the device.
   void Place(Group& group) const;
   /// Moves rows on the device, whose places are at `places_at`.
@@ -155,18 +147,17 @@ class CudaStepInputs : public StepInputs {
   HostTokens tokens_;
   std::vector<int32_t> moved_places_;  // of AssignMoved; empty: all rows lie where the layout says
   // Of the rows, then of the groups.
-  mutable StagedArrays arrays_;
-  mutable size_t tokens_at_ = 0;
-  mutable const int32_t* token_ids_ = nullptr;
-  mutable int32_t* positions_ = nullptr;
-  mutable const int32_t* true_rows_ = nullptr;
-  mutable StateInputs states_;
-  mutable std::deque<Group> groups_;
+  StagedArrays arrays_;
+  size_t tokens_at_ = 0;
+  const int32_t* token_ids_ = nullptr;
+  int32_t* positions_ = nullptr;
+  const int32_t* true_rows_ = nullptr;
+  StateInputs states_;
+  std::vector<Group> groups_;
   // Kept to reuse memory.
-  mutable std::vector<int64_t> slots_;
-  mutable std::vector<int32_t> starts_;
-  mutable std::vector<int32_t> lengths_;
-  mutable std::vector<int32_t> tables_;
+  std::vector<int32_t> starts_;
+  std::vector<int32_t> lengths_;
+  std::vector<int32_t> tables_;
 };
 
 /// Those that CudaOps::MakeStepInputs made.

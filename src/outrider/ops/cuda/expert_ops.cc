@@ -70,7 +70,7 @@ ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterS
                                            const ExpertWeights& w) const {
   OUTRIDER_CHECK(rows == inputs.num_rows());
   const int shared = Packed(w).shared;
-  CudaRouting& r = routing_;
+  CudaRouting& r = ArenaOf(context).routing;
   r.rows = rows;
   r.top_k = static_cast<int>(spec.top_k);
   r.choices = r.top_k + shared;
@@ -114,8 +114,8 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   const Scratch::Frame frame(context.arena);
   params.logits = DenseLogits(context, logits, stream_);
   params.bias = bias;
-  CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
-  return routing_;
+  CheckCuda(RouteExperts(params, ArenaOf(context).routing.device, stream_), "router");
+  return ArenaOf(context).routing;
 }
 
 const Routing& CudaOps::RouteByToken(const Context& context, const RouterSpec& spec,
@@ -128,10 +128,10 @@ const Routing& CudaOps::RouteByToken(const Context& context, const RouterSpec& s
   params.logits = DenseLogits(context, logits, stream_);
   params.table = table;
   params.tokens = Cast(inputs).token_ids();
-  params.kept_tokens = results_.tokens();
-  params.num_kept = static_cast<int>(results_.num_tokens());
-  CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
-  return routing_;
+  params.kept_tokens = results_->tokens();
+  params.num_kept = static_cast<int>(results_->num_tokens());
+  CheckCuda(RouteExperts(params, ArenaOf(context).routing.device, stream_), "router");
+  return ArenaOf(context).routing;
 }
 
 void CudaOps::ReadChosen(const Routing& routing, ChosenExperts chosen) const {

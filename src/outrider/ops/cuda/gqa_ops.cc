@@ -19,6 +19,19 @@ void CheckEntries(const PerHeadShape& s, const LayerCache& cache) {
                  cache.width == 2 * s.kv_heads * kGqaHeadDim && cache.code_bytes == 0);
 }
 
+GqaWork& GqaWorkOf(CudaArena& arena, const GqaShape& shape, GqaBody body,
+                   const DecodeRequests& requests) {
+  GqaWork& work = arena.gqa[{shape.heads, shape.kv_heads, shape.window, body}];
+  if (requests.num_rows > work.limits.max_tokens || requests.count > work.limits.max_requests) {
+    work.limits = {
+        .max_tokens = PowerOfTwo(std::max(requests.num_rows, work.limits.max_tokens), 64),
+        .max_requests = PowerOfTwo(std::max(requests.count, work.limits.max_requests), 64),
+        .shape = shape};
+    arena.Replace(work, GqaWorkspaceBytes(work.limits), "attention");
+  }
+  return work;
+}
+
 }  // namespace
 
 void CudaOps::WriteHeadEntries(const Context& /*context*/, const PerHeadShape& s,
@@ -55,25 +68,6 @@ void CudaOps::WriteHeadEntries(const Context& /*context*/, const PerHeadShape& s
   CheckCuda(NormHeadRows(params, stream_), "cache entries");
 }
 
-CudaOps::GqaWork& CudaOps::GqaWorkOf(const GqaShape& shape, GqaBody body,
-                                     const DecodeRequests& requests) const {
-  GqaWork& work = gqa_work_[{shape.heads, shape.kv_heads, shape.window, body}];
-  if (requests.num_rows > work.limits.max_tokens || requests.count > work.limits.max_requests) {
-    Synchronize();
-    work.memory = DeviceMemory();
-    ++memory_version_;
-    work.planned_serial = 0;
-    work.limits = {
-        .max_tokens = PowerOfTwo(std::max(requests.num_rows, work.limits.max_tokens), 64),
-        .max_requests = PowerOfTwo(std::max(requests.count, work.limits.max_requests), 64),
-        .shape = shape};
-    work.memory = DeviceMemory(GqaWorkspaceBytes(work.limits), "attention");
-    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
-              "clearing the work space");
-  }
-  return work;
-}
-
 void CudaOps::AttendPerHead(const Context& context, const PerHeadShape& s, GqaBody body,
                             const DecodeRequests& requests, uint64_t serial,
                             const AttentionArgs& args) const {
@@ -107,7 +101,7 @@ void CudaOps::AttendPerHead(const Context& context, const PerHeadShape& s, GqaBo
   }
   params.output = results.rows().data;
   params.output_stride = results.rows().stride;
-  GqaWork& work = GqaWorkOf(params.shape, body, requests);
+  GqaWork& work = GqaWorkOf(ArenaOf(context), params.shape, body, requests);
   // Once for all layers of a step.
   if (work.planned_serial != serial) {
     CheckCuda(PlanGqaAttention(params, work.limits, work.memory.data(), stream_),
@@ -124,8 +118,6 @@ void CudaOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
   const CacheInputs& read = Cast(inputs).Of(args.cache);
   const uint64_t serial = Cast(inputs).serial();
   AttendPerHead(context, s, GqaBody::kFewRows, read.decode, serial, args);
-  if (read.per_head_prompts.num_rows == 0) return;
-  if (look_) look_();
   AttendPerHead(context, s, GqaBody::kManyRows, read.per_head_prompts, serial, args);
 }
 

@@ -73,42 +73,20 @@ auto FirstOfLayers(const AskedNetwork& network, const Visit& visit)
 
 bool IsLinear(const LayerSpec& layer) { return AttentionOf<KdaSpec>(layer) != nullptr; }
 
-/// Linear attention, which reads no cache entries, may stand between layers of another kind.
-bool MixesAttention(const AskedNetwork& network) {
-  const LayerSpec& first = network.config.first_cached_layer();
-  return FirstOfLayers(network, [&](const LayerSpec& layer) {
-    return !IsLinear(layer) && layer.attention.index() != first.attention.index();
-  });
-}
-
-/// Whether all layers have latent attention of one kind, but not of one shape.
-bool MixesShapes(const AskedNetwork& network) {
-  const ModelConfig& c = network.config;
-  const LayerSpec& first = c.first_cached_layer();
-  if (AttentionOf<MlaSpec>(first) == nullptr || MixesAttention(network)) return false;
-  for (int64_t i = 0; i < c.num_hidden_layers() + network.num_mtp_modules; ++i) {
-    if (IsLinear(c.layer(i))) continue;
-    if (c.layer(i).attention != first.attention || c.layer(i).rotary != first.rotary) return true;
-  }
-  return false;
-}
-
-/// Heads of a drafter that differ from the target's.
-std::optional<Asked> OtherHeads(const AskedNetwork& network) {
-  if (network.drafter == nullptr || MixesAttention(network)) return std::nullopt;
-  const auto* target = AttentionOf<MlaSpec>(network.config.first_cached_layer());
-  const auto* drafter = AttentionOf<MlaSpec>(network.drafter->layers.front());
-  if (target == nullptr || drafter == nullptr) return std::nullopt;
-  return If(target->heads != drafter->heads);
-}
-
-}  // namespace
-
-namespace {
-
 const IndexerSpec* IndexerOf(const LayerSpec& layer) {
   const auto* mla = AttentionOf<MlaSpec>(layer);
   return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
+}
+
+/// Whether layers differ in the paths of their rows. They may differ in shape, and linear attention,
+/// which reads no cache entries, may stand between them.
+bool MixesAttention(const AskedNetwork& network) {
+  const LayerSpec& first = network.config.first_cached_layer();
+  return FirstOfLayers(network, [&](const LayerSpec& layer) {
+    const bool differs = layer.attention.index() != first.attention.index() ||
+                         (IndexerOf(layer) == nullptr) != (IndexerOf(first) == nullptr);
+    return !IsLinear(layer) && differs;
+  });
 }
 
 /// A rule about one number of layers that have an indexer.
@@ -253,19 +231,16 @@ namespace {
 
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
   return {
-      {"attention of more than one kind in one network, beside linear attention",
-       [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
-      {"latent attention of more than one shape in one network",
-       [](const AskedNetwork& n) { return If(MixesShapes(n)); }, Taken::No()},
-      {"an EAGLE-3 drafter whose num_attention_heads is not the target's", OtherHeads, Taken::No()},
-      {"a drafter of blocks (DSpark)",
-       [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
-       Taken::Yes()},
       {"an EAGLE-3 drafter for a network with an indexer",
        [](const AskedNetwork& n) {
          return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
        },
        Taken::No()},
+      {"attention of more than one kind in one network, beside linear attention",
+       [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
+      {"a drafter of blocks (DSpark)",
+       [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
+       Taken::Yes()},
   };
 }
 

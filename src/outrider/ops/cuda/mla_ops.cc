@@ -19,8 +19,6 @@ namespace {
 
 constexpr int kLatentWidth = kMlaValueDim;
 constexpr int kRopeWidth = kMlaKeyDim - kMlaValueDim;
-// Behind queries: enough for the slack rows of 128 heads of 256.
-constexpr size_t kQueryReach = size_t{24} << 20;
 
 RotaryTable TableOf(const Rotary& rotary) {
   OUTRIDER_CHECK(rotary.cos.cols == kRopeWidth / 2 && rotary.cos.stride == rotary.cos.cols);
@@ -34,9 +32,31 @@ void CheckShape(const MlaShape& s, const LayerCache& cache) {
                  (cache.dtype == DType::kBF16 || cache.dtype == DType::kF8E4M3));
 }
 
+/// Entries from a block's first to the next block's first.
+int64_t BlockEntries(const LayerCache& cache) {
+  OUTRIDER_CHECK(cache.block_stride % cache.width == 0);
+  return cache.block_stride / cache.width;
+}
+
 /// Entries of 8 bits are stored as they are, without a scale.
 MlaCacheType TypeOf(const LayerCache& cache) {
   return cache.dtype == DType::kBF16 ? MlaCacheType::kBf16 : MlaCacheType::kE4m3;
+}
+
+DecodeWork& DecodeWorkOf(CudaArena& arena, int32_t group, const MlaDecodeLimits& needed) {
+  DecodeWork& work = arena.decode[{group, needed.heads}];
+  MlaDecodeLimits& limits = work.limits;
+  const bool fits = needed.max_tokens <= limits.max_tokens &&
+                    needed.max_requests <= limits.max_requests &&
+                    needed.max_seq_len <= limits.max_seq_len;
+  if (!fits) {
+    limits = {.max_tokens = PowerOfTwo(std::max(needed.max_tokens, limits.max_tokens), 64),
+              .max_requests = PowerOfTwo(std::max(needed.max_requests, limits.max_requests), 64),
+              .max_seq_len = PowerOfTwo(std::max(needed.max_seq_len, limits.max_seq_len), 4096),
+              .heads = needed.heads};
+    arena.Replace(work, MlaDecodeWorkspaceBytes(limits), "attention");
+  }
+  return work;
 }
 
 }  // namespace
@@ -76,11 +96,8 @@ void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
   params.slot_mapping = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
   params.cache_type = TypeOf(args.cache);
-  if (inputs.paths().AreOne()) {
-    // Slots are those of the pool's blocks, which layers of other widths share.
-    params.block_stride = args.cache.block_stride;
-    params.block_size = args.cache.block_size;
-  }
+  params.block_stride = args.cache.block_stride;
+  params.block_size = args.cache.block_size;
   if (args.q_norm != nullptr) {
     // The kernel reads both from rows of one stride.
     OUTRIDER_CHECK(Fits(args.q_down, kv.dtype) && args.q_down.stride == kv.stride &&
@@ -139,28 +156,6 @@ void CudaOps::Unabsorb(const Context& context, const MlaShape& s, const KvUpWeig
   results.Finish();
 }
 
-CudaOps::DecodeWork& CudaOps::DecodeWorkOf(int32_t group, const MlaDecodeLimits& needed) const {
-  DecodeWork& work = decode_work_[{group, needed.heads}];
-  MlaDecodeLimits& limits = work.limits;
-  const bool fits = needed.max_tokens <= limits.max_tokens &&
-                    needed.max_requests <= limits.max_requests &&
-                    needed.max_seq_len <= limits.max_seq_len;
-  if (!fits) {
-    Synchronize();
-    work.memory = DeviceMemory();
-    ++memory_version_;
-    work.planned_serial = 0;
-    limits = {.max_tokens = PowerOfTwo(std::max(needed.max_tokens, limits.max_tokens), 64),
-              .max_requests = PowerOfTwo(std::max(needed.max_requests, limits.max_requests), 64),
-              .max_seq_len = PowerOfTwo(std::max(needed.max_seq_len, limits.max_seq_len), 4096),
-              .heads = needed.heads};
-    work.memory = DeviceMemory(MlaDecodeWorkspaceBytes(limits), "attention");
-    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
-              "clearing the work space");
-  }
-  return work;
-}
-
 void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const StepInputs& inputs,
                               const AttentionArgs& args) const {
   CheckShape(s, args.cache);
@@ -181,20 +176,20 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.block_table_stride = requests.block_table_stride;
   params.cache = args.cache.data;
   params.cache_type = TypeOf(args.cache);
-  // As the kernel counts them, see CacheInputs.
-  params.num_blocks = Int(int64_t{args.cache.num_blocks} * args.cache.block_stride /
-                          (int64_t{args.cache.block_size} * args.cache.width));
+  params.num_blocks = args.cache.num_blocks;
   params.page_size = args.cache.block_size;
+  params.page_stride = BlockEntries(args.cache);
   params.softmax_scale = s.softmax_scale;
   params.relaxed = relaxed_attention();
   // The model's, not those of a rank's heads.
   params.splits = DefaultMlaSplits(s.heads * context.place().ranks);
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(q.rows * s.heads);
-  DecodeWork& work = DecodeWorkOf(args.cache.group, {.max_tokens = params.num_tokens,
-                                                     .max_requests = params.num_requests,
-                                                     .max_seq_len = requests.max_seq_len,
-                                                     .heads = s.heads});
+  DecodeWork& work = DecodeWorkOf(ArenaOf(context), args.cache.group,
+                                  {.max_tokens = params.num_tokens,
+                                   .max_requests = params.num_requests,
+                                   .max_seq_len = requests.max_seq_len,
+                                   .heads = s.heads});
   // Once for the layers of a step that have one shape.
   if (work.planned_serial != Cast(inputs).serial()) {
     CheckCuda(MlaDecodePlan(params, work.limits, work.memory.data(), stream_),
@@ -203,43 +198,6 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   }
   CheckCuda(MlaDecode(params, work.limits, work.memory.data(), stream_), "attention");
   results.Finish();
-}
-
-size_t CudaOps::arena_reach() const { return kQueryReach; }
-
-void CudaOps::PreparePrompts(const MlaShape& s) const { Prepare(s, s.query_stride()); }
-
-void CudaOps::FinishPreparing() const {
-  for (auto& [key, prepared] : prompt_attention_) {
-    if (!prepared.attention) prepared.attention = prepared.coming.get();
-  }
-}
-
-CudaOps::Prepared& CudaOps::Prepare(const MlaShape& s, int64_t query_stride) const {
-  Prepared& prepared =
-      prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale, query_stride}];
-  if (prepared.attention || prepared.coming.valid()) return prepared;
-  // Values lie beside the keys' own parts, as the product leaves them.
-  const PromptAttentionShape shape = {.heads = s.heads,
-                                      .model_heads = s.heads * head_ranks_,
-                                      .key_width = s.nope + s.rope,
-                                      .value_width = s.value,
-                                      .q_row_stride = query_stride,
-                                      .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
-                                      .v_head_stride = s.nope + s.value,
-                                      .scale = s.softmax_scale};
-  prepared.coming = std::async(std::launch::async, [this, shape] {
-    UseOnThisThread();
-    return std::make_unique<outrider::cuda::PromptAttention>(shape);
-  });
-  return prepared;
-}
-
-outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s,
-                                                            int64_t query_stride) const {
-  Prepared& prepared = Prepare(s, query_stride);
-  if (!prepared.attention) prepared.attention = prepared.coming.get();
-  return *prepared.attention;
 }
 
 // Keys and values of the whole prompts so far are made from the cache, so that a key's bits do not
@@ -252,7 +210,7 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
   const Tensor q =
       Readable(context, args.q.Rows(prompts.first_row, prompts.num_rows), DType::kBF16, stream_);
   OUTRIDER_CHECK(kPromptSlackRows * q.stride * DTypeSize(q.dtype) <= kQueryReach);
-  outrider::cuda::PromptAttention& attention = PromptAttentionOf(s, q.stride);
+  outrider::cuda::PromptAttention& attention = prompt_plans_->Of(s, q.stride);
   const int num_keys = prompts.num_keys;
   const int64_t key_room = num_keys + kPromptSlackRows;
   const Tensor latent = TakeRows(context, DType::kBF16, num_keys, s.latent);
@@ -267,6 +225,7 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
                               .block_tables = prompts.block_tables,
                               .block_table_stride = prompts.block_table_stride,
                               .page_size = args.cache.block_size,
+                              .page_stride = BlockEntries(args.cache),
                               .cache = args.cache.data,
                               .cache_type = TypeOf(args.cache),
                               .latent = latent.data,
@@ -311,7 +270,6 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
 void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
                               const StepInputs& inputs, const AttentionArgs& args) const {
   CheckShape(s, args.cache);
-  if (look_) look_();
   const std::vector<PromptGroup>& groups = Cast(inputs).Of(args.cache).prompts;
   // With one group of prompts all layers of a shape ask for one plan.
   const uint64_t batch = groups.size() == 1 ? Cast(inputs).serial() : 0;

@@ -32,8 +32,8 @@ RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& row
   layout.logprobs = most >= 0;
   layout.num_top = static_cast<size_t>(std::clamp(most, 0, num_tokens));
   num_top_ = layout.num_top;
-  ops_.ReserveResults(layout.bytes());
-  const StepResults& memory = ops_.results();
+  StepResults& memory = ops_.results();
+  memory.Reserve(memory.num_tokens(), layout.bytes(), ops_.stream());
   auto* const ints = reinterpret_cast<int32_t*>(memory.results());
   auto* const floats = reinterpret_cast<float*>(memory.results());
   DrawResults results = {.tokens = ints};
@@ -49,14 +49,14 @@ RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& row
   return {layout, ops_.LaunchReading(layout.bytes())};
 }
 
-bool RowDrawer::Ready(const Drawing& drawing) const {
-  return drawing.layout.num_rows == 0 || ops_.Ready(drawing.ticket);
+void RowDrawer::WaitReady(const Drawing& drawing) const {
+  if (drawing.layout.num_rows > 0) ops_.results().WaitReady(drawing.ticket);
 }
 
 RowDrawer::HostResults RowDrawer::Wait(const Drawing& drawing) {
   const ResultLayout& layout = drawing.layout;
   if (layout.num_rows == 0) return {};
-  ops_.Wait(drawing.ticket);
+  ops_.results().Wait(drawing.ticket);
   const std::byte* const memory = ops_.results().host_results();
   const auto* const ints = reinterpret_cast<const int32_t*>(memory);
   const auto* const floats = reinterpret_cast<const float*>(memory);

@@ -34,6 +34,43 @@ int ScoreRows(int64_t bytes, int64_t scores_stride) {
   return Int(std::clamp<int64_t>(rows / kRowStep * kRowStep, kRowStep, kMostCallRows));
 }
 
+/// Made once for all layers of a step.
+const SparsePlan& PlanSparse(const Context& context, const SelectEntriesArgs& args,
+                             const CudaStepInputs& inputs, int score_rows, cudaStream_t stream) {
+  const DecodeRequests& requests = inputs.Of(args.keys).decode;
+  SparsePlan& plan = ArenaOf(context).sparse[{args.heads, args.ratio, args.top_k}];
+  if (requests.num_rows > plan.max_rows) {
+    plan.max_rows = PowerOfTwo(requests.num_rows, 64);
+    ArenaOf(context).Replace(plan, SparseRowsBytes(plan.max_rows), "rows of an indexer");
+    plan.rows = CarveSparseRows(plan.memory.data(), plan.max_rows);
+  }
+  if (plan.planned_serial != inputs.serial()) {
+    SparseRowsParams params;
+    params.num_rows = requests.num_rows;
+    params.num_requests = requests.count;
+    params.query_start_loc = requests.query_start_loc;
+    params.seq_lens = requests.seq_lens;
+    params.ratio = args.ratio;
+    params.top_k = args.top_k;
+    params.index_heads = args.heads;
+    params.score_rows = score_rows;
+    CheckCuda(PlanSparseRows(params, plan.rows, stream), "the plan of an indexer's rows");
+    plan.planned_serial = inputs.serial();
+  }
+  plan.top_k = args.top_k;
+  return plan;
+}
+
+ListedWork& ListedWorkOf(CudaArena& arena, int heads, int rows, int top_k) {
+  OUTRIDER_CHECK(rows <= kMostCallRows);
+  ListedWork& work = arena.listed[{heads, top_k}];
+  if (rows > work.limits.max_rows) {
+    work.limits = {.max_rows = PowerOfTwo(rows, 64), .max_count = top_k, .heads = heads};
+    arena.Replace(work, ListedAttentionWorkspaceBytes(work.limits), "attention");
+  }
+  return work;
+}
+
 }  // namespace
 
 void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& inputs,
@@ -62,44 +99,6 @@ void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& input
   CheckCuda(outrider::cuda::WriteIndexKeys(params, stream_), "index keys");
 }
 
-const CudaOps::SparsePlan& CudaOps::PlanSparse(const SelectEntriesArgs& args,
-                                               const DecodeRequests& requests, int score_rows,
-                                               uint64_t serial) const {
-  SparsePlan& plan = sparse_plans_[{args.heads, args.ratio, args.top_k}];
-  if (requests.num_rows > plan.max_rows) {
-    Synchronize();
-    plan.memory = DeviceMemory();
-    ++memory_version_;
-    plan.planned_serial = 0;
-    plan.max_rows = PowerOfTwo(requests.num_rows, 64);
-    plan.memory = DeviceMemory(SparseRowsBytes(plan.max_rows), "rows of an indexer");
-    plan.rows = CarveSparseRows(plan.memory.data(), plan.max_rows);
-  }
-  // Once for all layers of a step.
-  if (plan.planned_serial != serial) {
-    SparseRowsParams params;
-    params.num_rows = requests.num_rows;
-    params.num_requests = requests.count;
-    params.query_start_loc = requests.query_start_loc;
-    params.seq_lens = requests.seq_lens;
-    params.ratio = args.ratio;
-    params.top_k = args.top_k;
-    params.index_heads = args.heads;
-    params.score_rows = score_rows;
-    CheckCuda(PlanSparseRows(params, plan.rows, stream_), "the plan of an indexer's rows");
-    plan.planned_serial = serial;
-  }
-  plan.top_k = args.top_k;
-  return plan;
-}
-
-const CudaOps::SparsePlan& CudaOps::PlanOf(const SelectedEntries& selected) const {
-  const auto plan = std::ranges::find_if(
-      sparse_plans_, [&](const auto& made) { return made.second.rows.counts == selected.counts; });
-  OUTRIDER_CHECK(plan != sparse_plans_.end(), "entries that were not chosen here");
-  return plan->second;
-}
-
 SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs& inputs,
                                        const SelectEntriesArgs& args) const {
   const DecodeRequests& requests = Cast(inputs).Of(args.keys).decode;
@@ -120,7 +119,7 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   const bool scored = max_visible > args.top_k;
   const int64_t scores_stride = scored ? WholeVectors(max_visible) : 4;
   const int score_rows = ScoreRows(score_bytes(), scores_stride);
-  const SparsePlan& plan = PlanSparse(args, requests, score_rows, Cast(inputs).serial());
+  const SparsePlan& plan = PlanSparse(context, args, Cast(inputs), score_rows, stream_);
 
   IndexScoresParams scores;
   scores.step_rows = rows;
@@ -162,7 +161,6 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   choice.lists = lists;
   choice.lists_stride = stride;
   for (int first = 0; first < rows; first += score_rows) {
-    if (first > 0 && look_) look_();
     scores.first_row = choice.first_row = first;
     scores.num_rows = choice.num_rows = std::min(score_rows, rows - first);
     if (scored) CheckCuda(ScoreIndexKeys(scores, stream_), "scores of index keys");
@@ -171,27 +169,11 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   return {lists, plan.rows.counts, stride};
 }
 
-CudaOps::ListedWork& CudaOps::ListedWorkOf(int heads, int rows, int top_k) const {
-  OUTRIDER_CHECK(rows <= kMostCallRows);
-  ListedWork& work = listed_work_[{heads, top_k}];
-  if (rows > work.limits.max_rows) {
-    Synchronize();
-    work.memory = DeviceMemory();
-    ++memory_version_;
-    work.planned_serial = 0;
-    work.limits = {.max_rows = PowerOfTwo(rows, 64), .max_count = top_k, .heads = heads};
-    work.memory = DeviceMemory(ListedAttentionWorkspaceBytes(work.limits), "attention");
-    CheckCuda(cudaMemsetAsync(work.memory.data(), 0, work.memory.bytes(), stream_),
-              "clearing the work space");
-  }
-  return work;
-}
-
 void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs,
                                 const SelectedAttentionArgs& args) const {
   const int rows = Int(args.q.rows);
   if (rows == 0) return;
-  const SparsePlan& selected_rows = PlanOf(*args.selected);
+  const SparsePlan& selected_rows = ArenaOf(context).PlanOf(*args.selected);
   OUTRIDER_CHECK(args.first_row + rows <= selected_rows.max_rows);
   const bool codes = args.entries.dtype == DType::kF8E4M3;
   OUTRIDER_CHECK(args.entries.width == kMlaKeyDim && args.entries.code_bytes == 0 &&
@@ -215,7 +197,7 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.softmax_scale = args.softmax_scale;
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(int64_t{rows} * args.heads);
-  ListedWork& work = ListedWorkOf(args.heads, rows, selected_rows.top_k);
+  ListedWork& work = ListedWorkOf(ArenaOf(context), args.heads, rows, selected_rows.top_k);
   // Once for all layers of a step whose rows are attended to in one call.
   const uint64_t serial = Cast(inputs).serial();
   if (work.planned_serial != serial || work.planned_rows != &selected_rows ||

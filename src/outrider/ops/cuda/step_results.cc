@@ -13,11 +13,11 @@ constexpr size_t kLeastBytes = 1 << 16;
 
 }  // namespace
 
-bool StepResults::Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream) {
+void StepResults::Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream) {
   OUTRIDER_CHECK(num_tokens >= num_tokens_);
   const size_t kept = std::exchange(num_tokens_, num_tokens) * sizeof(int32_t);
   const size_t needed = TokenBytes() + bytes;
-  if (needed <= device_.bytes()) return false;
+  if (needed <= device_.bytes()) return;
   const size_t room = std::max(2 * needed, kLeastBytes);
   DeviceMemory grown(room, "results of drawing");
   CheckCuda(cudaMemsetAsync(grown.data(), 0, room, stream), "results of drawing");
@@ -27,7 +27,7 @@ bool StepResults::Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream) 
   }
   CheckCuda(cudaStreamSynchronize(stream), "results of drawing");
   device_ = std::move(grown);
-  return true;
+  ++memory_version_;
 }
 
 Ticket StepResults::Launch(size_t bytes, cudaStream_t stream) {
@@ -48,6 +48,7 @@ Ticket StepResults::Launch(size_t bytes, cudaStream_t stream) {
 void StepResults::Wait(Ticket ticket) {
   OUTRIDER_CHECK(ticket == ++waited_ && ticket <= launched_);
   CopyOf(ticket).done.Wait();
+  drafts_read_ = true;
 }
 
 }  // namespace outrider::cuda

@@ -17,9 +17,10 @@ namespace outrider::cuda {
 class StepResults {
  public:
   /// Places for so many tokens, and `bytes` behind them: 256-byte aligned. What results there were
-  /// are lost, tokens are not. Waits for the stream where it needs more memory, and then returns
-  /// true: the memory has moved.
-  bool Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream);
+  /// are lost, tokens are not. Where it needs more memory it waits for the stream.
+  void Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream);
+  /// Another number whenever the memory was moved, which recorded steps refer to.
+  int64_t memory_version() const { return memory_version_; }
 
   // On the device.
   int32_t* tokens() const { return device_.As<int32_t>(); }
@@ -31,8 +32,12 @@ class StepResults {
   Ticket Launch(size_t bytes, cudaStream_t stream);
   /// Whether a copy is to be waited for.
   bool IsCopying() const { return waited_ < launched_; }
-  bool Ready(Ticket ticket) { return CopyOf(ticket).done.IsDone(); }
+  void WaitReady(Ticket ticket) { CopyOf(ticket).done.Wait(); }
   void Wait(Ticket ticket);
+  /// A draft is drawn, which the host reads later.
+  void DraftsAreDrawn() { drafts_read_ = false; }
+  /// Whether the host has all drafts.
+  bool drafts_read() const { return drafts_read_; }
 
   // What came with the copy that was waited for last: valid until the second copy after it is
   // launched.
@@ -55,7 +60,9 @@ class StepResults {
   size_t TokenBytes() const { return (num_tokens_ * sizeof(int32_t) + 255) / 256 * 256; }
 
   DeviceMemory device_;
+  int64_t memory_version_ = 0;
   size_t num_tokens_ = 0;
+  bool drafts_read_ = true;
   std::array<Copy, 2> copies_;  // the host's, by ticket
   Ticket launched_ = 0;
   Ticket waited_ = 0;

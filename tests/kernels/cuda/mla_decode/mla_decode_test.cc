@@ -216,6 +216,7 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
       BatchResult causal, masked;
       for (int page_size : {64, 16, 32, 256}) {
         options.page_size = page_size;
+        options.gap = page_size == 64 ? 0 : 7 * page_size / 2;  // other layers' entries
         MlaWorld world(options);
         const BatchResult result = world.Run(batch);
         const BatchResult with_masks = world.Run(batch, false, masks);

@@ -1,6 +1,7 @@
 // Host side of the MLA decode kernel: checks, workspace, tensor maps, launches.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/host/once_per_device.h"
@@ -13,6 +14,8 @@
 namespace outrider::cuda {
 namespace {
 
+constexpr int kGroupRows = 8;  // entries that tensor maps count together
+
 MlaSplits SplitsOf(const MlaDecodeParams& params) {
   return params.splits.base == 0 ? DefaultMlaSplits(params.heads) : params.splits;
 }
@@ -21,15 +24,29 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
   const MlaSplits splits = SplitsOf(params);
   const bool page_ok = params.page_size == 16 || params.page_size == 32 || params.page_size == 64 ||
                        params.page_size == 256;
+  const bool stride_ok =
+      params.page_stride == 0 ||
+      (params.page_stride >= params.page_size && params.page_stride % kGroupRows == 0 &&
+       params.num_blocks * params.page_stride / kGroupRows <= std::numeric_limits<int>::max());
   const bool splits_ok =
       splits.base >= 128 && std::has_single_bit(static_cast<unsigned>(splits.base)) &&
       splits.end0 >= 0 && splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
       (splits.end1 - splits.end0) % (2 * splits.base) == 0;
-  return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 1 &&
+  return page_ok && stride_ok && splits_ok && params.heads == limits.heads && params.heads >= 1 &&
          params.heads <= 128 && params.num_requests >= 0 &&
          params.num_requests <= limits.max_requests && limits.max_requests <= kMaxMlaRequests &&
          params.num_tokens >= 0 && params.num_tokens <= limits.max_tokens &&
          limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
+}
+
+int64_t PageStride(const MlaDecodeParams& params) {
+  return params.page_stride == 0 ? params.page_size : params.page_stride;
+}
+
+/// Entries from the first page's first to the last page's last.
+uint64_t CacheRows(const MlaDecodeParams& params) {
+  if (params.num_blocks == 0) return 0;
+  return static_cast<uint64_t>((params.num_blocks - 1) * PageStride(params) + params.page_size);
 }
 
 /// A cache [rows, 576] as {64 columns, 8 rows, 9 column groups, rows / 8}.
@@ -50,7 +67,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
-  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const uint64_t cache_rows = CacheRows(params);
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
   if (!EncodeMlaQueryMap(&maps.q, params.q, query_rows) ||
       !EncodeCacheMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
@@ -102,7 +119,7 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
   if (allowed != cudaSuccess) return allowed;
   MlaSwapAbMaps maps;
   maps.q = static_cast<const __nv_bfloat16*>(params.q);
-  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const uint64_t cache_rows = CacheRows(params);
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
   if (!EncodeByteMap(&maps.latent, params.cache, cache_rows, 128, 4, box_groups) ||
       !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
@@ -157,6 +174,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.block_table_stride = params.block_table_stride;
   args.cache = static_cast<const uint8_t*>(params.cache);
   args.page_shift = std::countr_zero(static_cast<unsigned>(params.page_size));
+  args.page_groups = static_cast<int>(PageStride(params) / kGroupRows);
   args.heads = params.heads;
   args.score_scale = params.softmax_scale * scale * 1.4426950408889634f;
   args.value_scale = scale;

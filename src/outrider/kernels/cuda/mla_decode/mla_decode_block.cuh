@@ -12,6 +12,7 @@ struct MlaKernelArguments {
   int block_table_stride;
   const uint8_t* cache;  // e4m3
   int page_shift;        // log2 of the page size
+  int page_groups;       // from a page to the next, in groups of 8 keys
   int heads;
   float score_scale;  // softmax_scale * cache_scale * log2(e)
   float value_scale;

@@ -36,7 +36,7 @@ inline MlaWorkspace CarveMlaWorkspace(const MlaDecodeLimits& limits, void* memor
   workspace.counters = reinterpret_cast<MlaCounters*>(take(sizeof(MlaCounters)));
   workspace.items = reinterpret_cast<MlaItem*>(take(items * sizeof(MlaItem)));
   workspace.fold_tiles = reinterpret_cast<MlaFoldTile*>(take(tiles * sizeof(MlaFoldTile)));
-  workspace.tile_plans = reinterpret_cast<int4*>(take(tiles * sizeof(int4)));
+  workspace.tile_plans = reinterpret_cast<MlaTilePlan*>(take(tiles * sizeof(MlaTilePlan)));
   workspace.partial_stats = reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
   workspace.partial_outputs =
       reinterpret_cast<float*>(take(units * kMlaUnitRows * kMlaValueDim * sizeof(float)));

@@ -35,6 +35,16 @@ struct alignas(32) MlaFoldTile {
   int pad[2];
 };
 
+/// How the plan cuts a row tile.
+struct alignas(16) MlaTilePlan {
+  int pieces;      // or -position: two items share the tile, the second from `position` on
+  int partials;    // results that are folded
+  int first_unit;  // of these; -1: none
+  // While the plan is made: the number of the tile among those that stay whole, or -1. Afterwards
+  // items that have left results.
+  int count;
+};
+
 /// Row tiles whose partial results are folded, and the most rows that one of them has.
 struct MlaFoldCount {
   int tiles;
@@ -64,9 +74,9 @@ struct MlaWorkspace {
   MlaCounters* counters;
   MlaItem* items;
   MlaFoldTile* fold_tiles;
-  int4* tile_plans;        // by TilePlanIndex: scratch of the plan; w: items that have left results
-  float2* partial_stats;   // [units, 16]: reference (log2 domain) and sum
-  float* partial_outputs;  // [units, 16, 512], not divided by the sum; bf16 body: float16 columns
+  MlaTilePlan* tile_plans;  // by TilePlanIndex
+  float2* partial_stats;    // [units, 16]: reference (log2 domain) and sum
+  float* partial_outputs;   // [units, 16, 512], not divided by the sum; bf16 body: float16 columns
   int num_units;
   size_t bytes;
 };

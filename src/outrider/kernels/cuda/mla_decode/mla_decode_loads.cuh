@@ -125,7 +125,7 @@ class LoadWalk {
     const int tile = lane / 4;
     const int in_page = key_ & ((1 << args.page_shift) - 1);
     shared.load[(published_ + tile) % kLoadSlots][lane % 4] =
-        tile < tiles_ ? ((page_ << args.page_shift) + in_page) / 8 : -1;
+        tile < tiles_ ? page_ * args.page_groups + in_page / 8 : -1;
     if (tiles_ == 0) {
       published_ += kGroup;  // the end
       return;

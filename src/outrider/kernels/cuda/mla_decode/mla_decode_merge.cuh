@@ -24,9 +24,9 @@ struct PlainResults {
 
 /// An item has left all its partial results. One thread, after a barrier among all that wrote.
 __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, const MlaItem& item) {
-  asm volatile(
-      "red.release.gpu.global.add.s32 [%0], 1;" ::"l"(&workspace.tile_plans[TilePlanIndex(item)].w)
-      : "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
+                   &workspace.tile_plans[TilePlanIndex(item)].count)
+               : "memory");
 }
 
 /// Waits until the `items` items of tile `plan` (TilePlanIndex) have reported in this run and the
@@ -34,7 +34,7 @@ __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, con
 __device__ __forceinline__ void WaitForResults(const MlaWorkspace& workspace, int plan, int items,
                                                int epoch) {
   const int wanted = (epoch + 1) * items;
-  const int* reported = &workspace.tile_plans[plan].w;
+  const int* reported = &workspace.tile_plans[plan].count;
   int count;
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(reported) : "memory");
@@ -200,8 +200,8 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
     const int pair = index / kParts / folds.tiles;
     const int row = pair / 8 * kMlaUnitRows + pair % 8;
     if (row >= tile.rows) continue;
-    // Who has nothing else to do rehearses with what is there, so that the code has come when the
-    // results do. The same thread writes the true output over what that gives.
+      // Who has nothing else to do rehearses with what is there, so that the code has come when the
+      // results do. The same thread writes the true output over what that gives.
 #pragma unroll 1
     for (int last = rehearses ? 0 : 1; last < 2; ++last) {
       if (tile.count > 0 && last == 1) WaitForResults(args.workspace, tile.plan, tile.items, epoch);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const C
   auto row_group_of = [&](int key0) {
     const int key = key0 + (lane % boxes << box_shift);
     const int page = __ldg(&table[min(key >> args.page_shift, last_page)]);
-    return ((page << args.page_shift) + (key & page_mask)) / 8;
+    return page * args.page_groups + (key & page_mask) / 8;
   };
   TileOrder order(item, args.splits);
   TileOrder::Tile tile = order.Next();

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) GatherLatentKernel(const LatentGathe
   const int64_t page =
       params.block_tables[static_cast<int64_t>(prompt) * params.block_table_stride +
                           position / params.page_size];
-  const int64_t entry = page * params.page_size + position % params.page_size;
+  const int64_t entry = page * params.page_stride + position % params.page_size;
   uint4 values;
   if constexpr (kE4m3) {
     values = WidenEight(static_cast<const uint2*>(params.cache)[entry * kChunks + chunk],
@@ -137,7 +137,9 @@ __global__ void __launch_bounds__(kThreads) RotateKernel(const RotationParams pa
 
 }  // namespace
 
-cudaError_t GatherLatentRows(const LatentGatherParams& params, cudaStream_t stream) {
+cudaError_t GatherLatentRows(const LatentGatherParams& given, cudaStream_t stream) {
+  LatentGatherParams params = given;
+  if (params.page_stride == 0) params.page_stride = params.page_size;
   if (params.num_prompts <= 0 || params.num_rows < 0 || params.page_size <= 0 ||
       params.block_table_stride < 0 || !(params.cache_scale > 0.0F)) {
     RefuseArgument("GatherLatentRows: ", params.num_rows, " rows of ", params.num_prompts,

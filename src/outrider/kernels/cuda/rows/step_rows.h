@@ -32,9 +32,8 @@ struct LatentWriteParams {
   // int64 [num_rows]: block * page size + offset; negative: the row writes nothing
   const int64_t* slot_mapping = nullptr;
   void* cache = nullptr;  // [slots, 576]
-  // Where layers of other widths share the pages of a pool: slots are block * block_size + place,
-  // entries of a block follow each other, and blocks lie block_stride elements apart, a multiple of
-  // 8. 0: all entries follow each other.
+  // Slots are block * block_size + place. Entries of a block follow each other, and blocks lie
+  // block_stride elements apart, a multiple of 8. 0: all entries follow each other.
   int64_t block_stride = 0;
   int block_size = 0;
   MlaCacheType cache_type = MlaCacheType::kBf16;
