@@ -255,6 +255,17 @@ class Model(nn.Module):
         return out
 
 
+def drafts_along(network, prompt, answer):
+    """What the module drafts behind each token of the answer; -1 from a near tie on."""
+    ids = np.asarray(prompt + answer)
+    hidden, along = network.hidden(ids), []
+    for end in range(len(prompt) + 1, len(ids)):
+        network.margin = np.inf
+        drafts = network.drafts(ids[:end], hidden[:end - 1])
+        along.append(drafts + [-1] * (reference.DRAFTS - len(drafts)))
+    return along
+
+
 def write_goldens(m, tok, a, prompts, answers):
     """What the oracle computes from the stored weights: per case ids and log-probabilities [T, VOCAB] (the last 16 rows, of the first case
     all), and greedy answers."""
@@ -272,7 +283,8 @@ def write_goldens(m, tok, a, prompts, answers):
         gold[f"case{i}.ids"] = torch.tensor(ids, dtype=torch.int32)
         gold[f"case{i}.logprobs"] = torch.from_numpy(logprobs[0 if i == 0 else -16:]).float().contiguous()
     save_file(gold, str(pathlib.Path(a.out) / "golden.safetensors"))
-    dump(a, "golden_greedy.json", [dict(prompt_ids=p, greedy_ids=c) for p, c in zip(prompts["chat"][:24], answers["chat"][:24])])
+    dump(a, "golden_greedy.json", [dict(prompt_ids=p, greedy_ids=c, draft_ids=drafts_along(network, p, c))
+                                   for p, c in zip(prompts["chat"][:24], answers["chat"][:24])])
 
 
 def main():

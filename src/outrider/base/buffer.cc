@@ -29,8 +29,10 @@ Buffer::Buffer(size_t bytes) : size_(bytes), release_(Unmap) {
   // Only whole huge pages: rounding a small buffer up to 2 MiB would waste what it saves.
   if (bytes >= 4 * kHugePage) {
     madvise(p, bytes, MADV_HUGEPAGE);
-    static const std::vector<int> nodes = UsableMemoryNodes();
-    if (nodes.size() > 1 && !InterleavePages(p, bytes, nodes)) {
+    static const std::vector<int> all = UsableMemoryNodes();
+    const std::vector<int>& own = MemoryNodes::OfThisThread();
+    const std::vector<int>& nodes = own.empty() ? all : own;
+    if (all.size() > 1 && !InterleavePages(p, bytes, nodes)) {
       spdlog::warn("{} bytes of memory could not be spread over {} NUMA nodes", bytes,
                    nodes.size());
     }

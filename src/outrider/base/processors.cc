@@ -1,5 +1,6 @@
 #include "outrider/base/processors.h"
 
+#include <fmt/format.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,7 +9,14 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 
 namespace outrider {
 
@@ -30,6 +38,20 @@ struct NodeMask {
 
 }  // namespace
 
+namespace {
+
+bool Pin(pthread_t thread, int processor) {
+  if (processor < 0 || processor >= CPU_SETSIZE) return false;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  return pthread_setaffinity_np(thread, sizeof(set), &set) == 0;
+}
+
+thread_local std::vector<int> nodes_of_this_thread;
+
+}  // namespace
+
 std::vector<int> UsableProcessors() {
   std::vector<int> processors;
   cpu_set_t set;
@@ -43,16 +65,44 @@ std::vector<int> UsableProcessors() {
     const auto count = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     for (int p = 0; p < count; ++p) processors.push_back(p);
   }
+  std::ranges::stable_sort(processors, {}, MemoryNodeOf);
   return processors;
 }
 
 bool PinThread(std::thread& thread, int processor) {
-  if (processor < 0 || processor >= CPU_SETSIZE) return false;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(processor, &set);
-  return pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set) == 0;
+  return Pin(thread.native_handle(), processor);
 }
+bool PinThisThread(int processor) { return Pin(pthread_self(), processor); }
+
+int MemoryNodeOf(int processor) {
+  // The folder of a processor has a link to that of its node.
+  constexpr std::string_view kNode = "node";
+  std::error_code error;
+  const std::filesystem::directory_iterator entries(
+      fmt::format("/sys/devices/system/cpu/cpu{}", processor), error);
+  if (error) return 0;
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename().string();
+    int node = 0;
+    const char* const end = name.data() + name.size();
+    if (!name.starts_with(kNode)) continue;
+    if (std::from_chars(name.data() + kNode.size(), end, node).ptr == end) return node;
+  }
+  return 0;
+}
+
+std::vector<int> MemoryNodesOf(std::span<const int> processors) {
+  std::set<int> nodes;
+  for (const int processor : processors) nodes.insert(MemoryNodeOf(processor));
+  return {nodes.begin(), nodes.end()};
+}
+
+MemoryNodes::MemoryNodes(std::vector<int> nodes)
+    : before_(std::exchange(nodes_of_this_thread, std::move(nodes))) {}
+
+MemoryNodes::~MemoryNodes() { nodes_of_this_thread = std::move(before_); }
+
+const std::vector<int>& MemoryNodes::OfThisThread() { return nodes_of_this_thread; }
 
 std::vector<int> UsableMemoryNodes() {
   std::vector<int> nodes;

@@ -31,6 +31,7 @@ struct RankParts {
   std::unique_ptr<Ops> ops;  // the model's, if it is the engine's own; all below may use it
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Communicator> ranks;  // with the others that share the model; null: there is one
+  std::vector<int> processors;          // of the pool's threads; empty: any
   std::unique_ptr<Network> model;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Drafter> drafter;  // null: no speculation
@@ -67,6 +68,7 @@ class Rank {
   }
   void ReadPage(int32_t page, std::span<std::byte> to);
   void WritePage(int32_t page, std::span<const std::byte> from);
+  const std::vector<int>& processors() const { return parts_.processors; }
   /// Among those that share the model.
   int32_t index() const { return parts_.ranks == nullptr ? 0 : parts_.ranks->place().rank; }
 

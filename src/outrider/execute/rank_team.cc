@@ -1,12 +1,14 @@
 #include "outrider/execute/rank_team.h"
 
 #include <pthread.h>
+#include <spdlog/spdlog.h>
 
 #include <string>
 #include <utility>
 
 #include "outrider/base/end_process.h"
 #include "outrider/base/error.h"
+#include "outrider/base/processors.h"
 #include "outrider/parallel/patience.h"
 
 namespace outrider {
@@ -31,6 +33,11 @@ RankTeam::RankTeam(std::vector<RankParts> parts, double seconds) : seconds_(seco
     Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
     worker.thread = std::thread([this, &worker, i] {
       pthread_setname_np(pthread_self(), fmt::format("rank {}", i).c_str());
+      const std::vector<int>& processors = ranks_[i]->processors();
+      const MemoryNodes nodes(MemoryNodesOf(processors));
+      if (!processors.empty() && !PinThisThread(processors.front())) {
+        spdlog::warn("rank {} could not be bound to processor {}", i, processors.front());
+      }
       Work(worker, *ranks_[i]);
     });
   }

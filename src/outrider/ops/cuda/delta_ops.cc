@@ -65,20 +65,9 @@ void CudaOps::DeltaAttention(const Context& context, const DeltaShape& shape,
   CheckCuda(KdaRows(first, stream_), "rows of linear attention");
 
   KdaAttentionParams pass;
-  pass.step = step;
-  pass.memory = first.memory;
-  pass.heads = shape.heads;
-  pass.q = first.q_out;
-  pass.k = first.k_out;
-  pass.v = first.v_out;
-  pass.decay = first.decay;
-  pass.decay_stride = first.decay_stride;
+  pass.rows = first;
   pass.write = Floats(write);
   pass.write_stride = write.stride;
-  pass.q_before = first.q;
-  pass.k_before = first.k;
-  pass.v_before = first.v;
-  pass.before_stride = first.stride;
   pass.out = Floats(results.rows());
   pass.out_stride = results.rows().stride;
   CheckCuda(KdaAttention(pass, stream_), "linear attention");

@@ -16,27 +16,15 @@
 
 #include <cstdint>
 
-#include "outrider/kernels/cuda/kda/kda_step.h"
+#include "outrider/kernels/cuda/kda/kda_rows.h"
 
 namespace outrider::cuda {
 
 struct KdaAttentionParams {
-  KdaStep step;
-  KdaMemory memory;
-  int heads = 0;
-  // Finished rows (KdaRows): [num_rows, heads * 128]; 16-byte aligned.
-  const float* q = nullptr;
-  const float* k = nullptr;
-  const float* v = nullptr;
-  const float* decay = nullptr;  // [num_rows, decay_stride], factors; 16-byte aligned
-  int64_t decay_stride = 0;      // elements, a multiple of 4
+  KdaRowsParams rows;            // KdaRows ran with them; decay is 16-byte aligned, its stride a
+                                 // multiple of 4
   const float* write = nullptr;  // [num_rows, write_stride], of heads numbers, before sigmoid
   int64_t write_stride = 0;
-  // What is kept of rows: as KdaRowsParams.
-  const float* q_before = nullptr;
-  const float* k_before = nullptr;
-  const float* v_before = nullptr;
-  int64_t before_stride = 0;
   float* out = nullptr;  // [num_rows, out_stride]
   int64_t out_stride = 0;
 };

@@ -5,7 +5,7 @@
 
 #include "outrider/base/rounded_exp.h"
 #include "outrider/kernels/cuda/kda/kda_attention.h"
-#include "outrider/kernels/cuda/kda/kda_pieces.cuh"
+#include "outrider/kernels/cuda/kda/kda_finish_row.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
 
 namespace outrider::cuda {
@@ -30,6 +30,7 @@ struct KdaShared {
   float parts[kStateBlock][kKdaWarps][2 * kStateBlock];  // of the sums below, by warp
   alignas(16) float keys[kStateBlock][kStateBlock];      // k_t . K_tj
   alignas(16) float queries[kStateBlock][kStateBlock];   // q_t . K_tj
+  KdaLengths lengths;
 };
 
 __device__ __forceinline__ void CopySixteenBytes(void* to, const void* from) {
@@ -62,25 +63,28 @@ __device__ __forceinline__ void ScatterSums(float* x, int lane) {
 class KdaTask {
  public:
   __device__ __forceinline__ KdaTask(const KdaAttentionParams& params, KdaShared& shared,
-                                     int number, int head)
+                                     int number, int head, const KdaChannel& channel)
       : params_(params),
         shared_(shared),
         number_(number),
-        request_(params.step.requests[number]),
+        request_(params.rows.step.requests[number]),
         head_(head),
+        channel_(channel),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         end_(request_.context + request_.num_rows),
         state_end_((end_ - request_.num_drafts) / kStateBlock * kStateBlock),
-        piece_(params.memory.first_head + head),
-        kept_(RowPiece(params.memory,
-                       params.step.row_pages + int64_t{number} * params.step.row_stride, piece_)) {}
+        piece_(params.rows.memory.first_head + head),
+        kept_(RowPiece(params.rows.memory,
+                       params.rows.step.row_pages + int64_t{number} * params.rows.step.row_stride,
+                       piece_)) {}
 
   __device__ __forceinline__ void Run() {
     CopyRows(request_.state_tokens, 0);
     LoadState();
     int stage = 0;
     for (int start = request_.state_tokens; start < end_; start += kStateBlock, stage ^= 1) {
+      if (HasFewRows()) Finish(stage, start);
       WaitForCopies();
       __syncthreads();  // the rows are there, and the other stage is free
       if (start + kStateBlock < end_) CopyRows(start + kStateBlock, stage ^ 1);
@@ -105,7 +109,38 @@ class KdaTask {
   }
 
  private:
-  /// Begins to copy the rows of the block of tokens from `start` on.
+  __device__ __forceinline__ bool HasFewRows() const { return request_.num_rows <= kKdaFewRows; }
+
+  /// Finishes and keeps the rows that run of the block of tokens from `start` on. A thread writes
+  /// what it alone reads until all threads meet.
+  __device__ __forceinline__ void Finish(int stage, int start) {
+    const int first = max(request_.context, start);
+    const int end = min(end_, start + kStateBlock);
+    if (first >= end) return;
+    const KdaRowSource source = SourceOf(params_.rows, request_, number_, head_);
+    KdaWindow window;
+    window.Begin(source, first);
+#pragma unroll 1
+    for (int position = first; position < end; ++position) {
+      const int t = position - start;
+      window.Take(source, position);
+      const int64_t at = RowOf(position) * params_.rows.decay_stride + source.column;
+      shared_.decay[stage][t][thread_] =
+          DecayFactor(params_.rows, params_.rows.decay[at], channel_);
+      if (end_ - position <= kKeptStateRows) {
+        float* const kept = KeptRow(kept_, position) + thread_;
+#pragma unroll
+        for (int part = 0; part < 3; ++part) kept[part * kKdaDim] = window.x[part][kKdaConv - 1];
+      }
+      const KdaFinishedRow row = FinishRow(window, channel_, shared_.lengths);
+      shared_.q[stage][t][thread_] = row.q;
+      shared_.k[stage][t][thread_] = row.k;
+      shared_.value[stage][t][thread_] = row.v;
+      window.Shift();
+    }
+  }
+
+  /// Begins to copy the rows of the block of tokens from `start` on; not those that Finish makes.
   __device__ __forceinline__ void CopyRows(int start, int stage) {
     const int column = lane_ * 4;
     for (int t = thread_ / 32; t < kStateBlock && start + t < end_; t += kKdaWarps) {
@@ -117,13 +152,15 @@ class KdaTask {
         CopySixteenBytes(&shared_.value[stage][t][column], row + 2 * kKdaDim);
         continue;
       }
+      if (HasFewRows()) continue;
       const int64_t row = RowOf(position);
-      const int64_t at = row * params_.heads * kKdaDim + head_ * kKdaDim + column;
-      CopySixteenBytes(&shared_.q[stage][t][column], params_.q + at);
-      CopySixteenBytes(&shared_.k[stage][t][column], params_.k + at);
-      CopySixteenBytes(&shared_.value[stage][t][column], params_.v + at);
-      CopySixteenBytes(&shared_.decay[stage][t][column],
-                       params_.decay + row * params_.decay_stride + head_ * kKdaDim + column);
+      const int64_t at = row * params_.rows.heads * kKdaDim + head_ * kKdaDim + column;
+      CopySixteenBytes(&shared_.q[stage][t][column], params_.rows.q_out + at);
+      CopySixteenBytes(&shared_.k[stage][t][column], params_.rows.k_out + at);
+      CopySixteenBytes(&shared_.value[stage][t][column], params_.rows.v_out + at);
+      CopySixteenBytes(
+          &shared_.decay[stage][t][column],
+          params_.rows.decay + row * params_.rows.decay_stride + head_ * kKdaDim + column);
     }
     CommitCopies();
   }
@@ -132,7 +169,7 @@ class KdaTask {
     return request_.first_row + (position - request_.context);
   }
   __device__ __forceinline__ const int32_t* OwnPages() const {
-    return params_.step.state_pages + int64_t{number_} * params_.step.state_stride;
+    return params_.rows.step.state_pages + int64_t{number_} * params_.rows.step.state_stride;
   }
 
   // A thread's key channels are 32 i + 4 (lane % 8) + 0..3, its value channels ValueChannel() +
@@ -152,10 +189,10 @@ class KdaTask {
       return;
     }
     const bool restores = request_.restores != 0;
-    const int32_t* const pages =
-        restores ? params_.step.restored_pages + int64_t{number_} * params_.step.state_stride
-                 : OwnPages();
-    const float* const from = StatePiece(params_.memory, pages, piece_);
+    const int32_t* const pages = restores ? params_.rows.step.restored_pages +
+                                                int64_t{number_} * params_.rows.step.state_stride
+                                          : OwnPages();
+    const float* const from = StatePiece(params_.rows.memory, pages, piece_);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float* const row = from + (KeyChannel(i / 4) + i % 4) * kKdaDim + ValueChannel();
@@ -178,7 +215,7 @@ class KdaTask {
   }
 
   __device__ __forceinline__ float* StoreState(const int32_t* pages) const {
-    float* const to = StatePiece(params_.memory, pages, piece_);
+    float* const to = StatePiece(params_.rows.memory, pages, piece_);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       float* const row = to + (KeyChannel(i / 4) + i % 4) * kKdaDim + ValueChannel();
@@ -195,10 +232,9 @@ class KdaTask {
 #pragma unroll
     for (int j = 0; j < kStateBlock; ++j) keys[j] = 0.0F;
     float product = 1.0F;
-    if (thread_ >= first && thread_ < rows) {
-      const int64_t row = RowOf(start + thread_);
-      shared_.write[thread_] = Sigmoid(params_.write[row * params_.write_stride + head_]);
-    }
+    const bool writes = thread_ >= first && thread_ < rows;
+    float write = 0.0F;
+    if (writes) write = params_.write[RowOf(start + thread_) * params_.write_stride + head_];
 #pragma unroll 1
     for (int t = 0; t < rows; ++t) {
       const float decay = shared_.decay[stage][t][thread_];
@@ -220,6 +256,7 @@ class KdaTask {
       ScatterSums<2 * kStateBlock, 16, 1>(x, lane_);
       shared_.parts[t][thread_ / 32][lane_] = x[0];
     }
+    if (writes) shared_.write[thread_] = Sigmoid(write);
     if (!ends) return;
 #pragma unroll
     for (int j = 0; j < kStateBlock; ++j) shared_.decay[stage][j][thread_] = keys[j];
@@ -229,10 +266,12 @@ class KdaTask {
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
     if (end_ - position > kKeptStateRows) return;  // written over in this step
     float* const kept = KeptRow(kept_, position) + thread_;
-    const int64_t at = RowOf(position) * params_.before_stride + head_ * kKdaDim + thread_;
-    kept[0] = params_.q_before[at];
-    kept[kKdaDim] = params_.k_before[at];
-    kept[2 * kKdaDim] = params_.v_before[at];
+    if (!HasFewRows()) {
+      const int64_t at = RowOf(position) * params_.rows.stride + head_ * kKdaDim + thread_;
+      kept[0] = params_.rows.q[at];
+      kept[kKdaDim] = params_.rows.k[at];
+      kept[2 * kKdaDim] = params_.rows.v[at];
+    }
     kept[3 * kKdaDim] = k;
     kept[4 * kKdaDim] = decay;
   }
@@ -352,10 +391,10 @@ class KdaTask {
     if (tokens == state_end_) StoreState(OwnPages());
     if (tokens <= request_.context) return;
     for (int i = request_.first_checkpoint; i < request_.end_checkpoint; ++i) {
-      if (params_.step.checkpoint_tokens[i] != tokens) continue;
-      float* const before =
-          StoreState(params_.step.checkpoint_pages + int64_t{i} * params_.step.state_stride) +
-          kKdaDim * kKdaDim;
+      if (params_.rows.step.checkpoint_tokens[i] != tokens) continue;
+      float* const before = StoreState(params_.rows.step.checkpoint_pages +
+                                       int64_t{i} * params_.rows.step.state_stride) +
+                            kKdaDim * kKdaDim;
       for (int row = 0; row < kKdaConv - 1; ++row) {
         const int position = tokens - (kKdaConv - 1) + row;
         for (int part = 0; part < 3; ++part) {
@@ -368,10 +407,8 @@ class KdaTask {
   /// Query, key or value (part 0, 1, 2) before the convolution.
   __device__ __forceinline__ float Before(int part, int position) const {
     if (position < request_.context) return KeptRow(kept_, position)[part * kKdaDim + thread_];
-    const float* const x = part == 0   ? params_.q_before
-                           : part == 1 ? params_.k_before
-                                       : params_.v_before;
-    return x[RowOf(position) * params_.before_stride + head_ * kKdaDim + thread_];
+    const float* const x = part == 0 ? params_.rows.q : part == 1 ? params_.rows.k : params_.rows.v;
+    return x[RowOf(position) * params_.rows.stride + head_ * kKdaDim + thread_];
   }
 
   const KdaAttentionParams& params_;
@@ -379,6 +416,7 @@ class KdaTask {
   int number_;
   KdaRequest request_;
   int head_;
+  const KdaChannel& channel_;
   int thread_;
   int lane_;
   int end_;        // position behind the last row

@@ -11,6 +11,9 @@
 
 namespace outrider::cuda {
 
+/// Requests of so many rows, or fewer, are left to KdaAttention, which finishes their rows itself.
+inline constexpr int kKdaFewRows = 32;
+
 struct KdaRowsParams {
   KdaStep step;
   KdaMemory memory;
@@ -24,23 +27,24 @@ struct KdaRowsParams {
   const float* q_taps = nullptr;
   const float* k_taps = nullptr;
   const float* v_taps = nullptr;
-  float* decay = nullptr;  // [num_rows, decay_stride]: projected decays become factors
+  // [num_rows, decay_stride]: projected decays; of requests of many rows they become factors.
+  float* decay = nullptr;
   int64_t decay_stride = 0;
   const float* decay_log = nullptr;   // A_log [heads]
   const float* decay_bias = nullptr;  // dt_bias [heads * 128]
   bool bounded = false;
   float decay_bound = 0;
-  // Finished: [num_rows, heads * 128].
+  // Finished, of requests of many rows: [num_rows, heads * 128]; 16-byte aligned.
   float* q_out = nullptr;
   float* k_out = nullptr;
   float* v_out = nullptr;
 };
 
-/// Every head of every row: convolutions over the rows of its request (those before the step are
-/// kept rows, or the restored state's), silu; queries and keys of length 1, queries times 128^-1/2;
-/// the factors exp(g) of the decays. Has the bits of CpuOps::DeltaAttention, but for decays without
-/// a bound. Throws Error for parameters outside the ranges above; otherwise returns what the launch
-/// returned.
+/// Every head of every row of requests of many rows: convolutions over the rows of its request
+/// (those before the step are kept rows, or the restored state's), silu; queries and keys of length
+/// 1, queries times 128^-1/2; the factors exp(g) of the decays. Has the bits of
+/// CpuOps::DeltaAttention, but for decays without a bound. Throws Error for parameters outside the
+/// ranges above; otherwise returns what the launch returned.
 cudaError_t KdaRows(const KdaRowsParams& params, cudaStream_t stream);
 
 struct KdaNormGateParams {
