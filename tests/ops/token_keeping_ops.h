@@ -29,6 +29,7 @@ class TokenKeepingOps : public cpu::CpuOps {
     on_device_.resize(std::max(on_device_.size(), static_cast<size_t>(count)));
   }
   void ReadTokens() const override {
+    OUTRIDER_CHECK(num_unread_ == 0, "results of a step that nobody has waited for");
     on_host_ = on_device_;
     drafts_read_ = true;
   }
@@ -164,6 +165,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       launched_.emplace_back(requests.begin(), requests.end());
       copies_.push_back(ops_.on_device_);
       ++ops_.num_later_;
+      ++ops_.num_unread_;
       return ++last_launched_;
     }
     void WaitReady(Ticket /*ticket*/) const override {
@@ -174,6 +176,7 @@ class TokenKeepingOps : public cpu::CpuOps {
     }
     void Wait(Ticket ticket) override {
       OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
+      --ops_.num_unread_;
       if (ops_.in_pass_) ++ops_.num_read_in_passes_;
       for (size_t i = 0; i < later_.front().size() && gives_results_; ++i) {
         const VerifyRequest& request = launched_.front()[i];
@@ -251,6 +254,7 @@ class TokenKeepingOps : public cpu::CpuOps {
   mutable bool drafts_read_ = true;  // on_host_ has all drafts
   mutable int64_t num_kept_ = 0;
   mutable int64_t num_later_ = 0;
+  mutable int64_t num_unread_ = 0;
   mutable int64_t num_read_in_passes_ = 0;
   mutable std::atomic<bool> in_pass_ = false;
   bool slow_ = false;

@@ -517,7 +517,7 @@ BREAKS = (
           "  if (cut.input != Cut::kNone) {\n    own.x", "  if (cut.input == Cut::kHeads) {\n    own.x",
           "gpu_ranks_test", "GpuRanksTest.LatentAttention*"),
     Break("gpu ranks", "sums over experts stay on the rank that made them", "ops/cuda/expert_ops.cc",
-          "    Gather(context, std::array{SharedTensor{part, x, Cut::kRows}});\n", "",
+          "    GatherInPlace(context, x, Cut::kRows);\n", "",
           "gpu_ranks_test", "GpuRanksTest.LatentAttention*"),
     Break("gpu ranks", "every rank draws from the logits of the first one's tokens",
           "ops/cuda/row_drawer.cc", "  params.first_token = static_cast<int>(own.first);", "  params.first_token = 0;",

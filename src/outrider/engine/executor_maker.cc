@@ -119,7 +119,7 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
     if (place.ranks > 1) rank.ranks = std::move(communicator);
     const ComputeThreads threads = ThreadsOf(plan_.threads, place);
     rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
-    if (plan_.device == DeviceKind::kCpu && place.ranks > 1) rank.processors = threads.processors;
+    rank.processors = ProcessorsOf(place);
     rank.acceptance = plan_.drafts.acceptance;
     rank.probabilistic_drafts = options_.speculation.probabilistic_drafts;
     rank.logprobs_mode = options_.logprobs_mode;
@@ -129,6 +129,11 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
   weights_ = Read(checkpoints_, progress);
   checkpoints_.model.reset();
   checkpoints_.drafter.reset();
+}
+
+std::vector<int> ExecutorMaker::ProcessorsOf(const RankPlace& place) const {
+  if (plan_.device != DeviceKind::kCpu || place.ranks == 1) return {};
+  return ThreadsOf(plan_.threads, place).processors;
 }
 
 std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& checkpoints,
@@ -141,7 +146,7 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
     device.ops.UseOnThisThread();
-    const MemoryNodes nodes(MemoryNodesOf(ranks_[static_cast<size_t>(i)].processors));
+    const MemoryNodes nodes(MemoryNodesOf(ProcessorsOf(device.place())));
     RankWeights& own = weights[static_cast<size_t>(i)];
     own.model =
         LoadNetwork(facts.config, plan_.drafts.modules, *checkpoints.model, form,
@@ -243,7 +248,7 @@ void ExecutorMaker::MakeCaches(const CacheConfig& cache) {
   OUTRIDER_CHECK(!ranks_.empty() && caches_.empty());
   for (size_t r = 0; r < ranks_.size(); ++r) {
     ops_[r]->UseOnThisThread();
-    const MemoryNodes nodes(MemoryNodesOf(ranks_[r].processors));
+    const MemoryNodes nodes(MemoryNodesOf(ProcessorsOf(devices_[r].place())));
     ranks_[r].cache =
         std::make_unique<KvCache>(devices_[r], cache, plan_.cache.layers, plan_.numbers.cache());
     caches_.push_back(ranks_[r].cache.get());

@@ -69,6 +69,8 @@ class ExecutorMaker {
   };
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
+  /// Of the threads of one of several ranks on a processor; empty: any.
+  std::vector<int> ProcessorsOf(const RankPlace& place) const;
   void WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const;
   /// What of `weights` is not the model.
   std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, RankWeights weights) const;

@@ -1,6 +1,9 @@
 #include "outrider/execute/rank.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "outrider/ops/tokens_on_device.h"
@@ -28,6 +31,20 @@ Rank::Rank(RankParts parts)
       inputs_(ops().MakeStepInputs()),
       routed_(RoutedShapeOf(parts_.model->config())) {
   ops().KeepTokens(parts_.num_slots * SlotPlaces::PerSlot(max_drafts()));
+}
+
+// The operations may serve another executor afterwards: they have nothing that was not waited for.
+Rank::~Rank() {
+  try {
+    WaitForUnread(0);
+  } catch (const std::exception& error) {
+    spdlog::warn("rank {} leaves results that did not come: {}", index(), error.what());
+  }
+}
+
+RankParts Rank::TakeApart() && {
+  WaitForUnread(0);
+  return std::move(parts_);
 }
 
 void Rank::Admit(int32_t slot, int32_t cached_tokens) {

@@ -44,8 +44,11 @@ struct RankParts {
 class Rank {
  public:
   explicit Rank(RankParts parts);
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
   /// What it was made of; it can only be destroyed afterwards.
-  RankParts TakeApart() && { return std::move(parts_); }
+  RankParts TakeApart() &&;
 
   const Ops& ops() const { return parts_.model->device().ops; }
   const Network& model() const { return *parts_.model; }
