@@ -30,7 +30,7 @@ class Dimensions:
     heads: int = 4
     q_lora: int = 48
     o_groups: int = 2
-    o_lora: int = 32
+    o_lora: int = 64  # GPU kernels take multiples of 64
     inter: int = 64  # of an expert; FP4 takes multiples of 32
     experts: int = 8
     index_heads: int = 8
