@@ -132,17 +132,14 @@ TEST_F(QueuedExecutorTest, HandsOutLateStepsWhileTheNextIsLaunched) {
 TEST_F(QueuedExecutorTest, LaunchesNoMoreThanOneStepBehindALateOne) {
   inner_->set_late();
   steps_.release(3);
-  Launch(1, 0);
-  Launch(2, 0);
-  executor_->Release(4);
-  Launch(3, 0);
+  for (int step = 0; step < 3; ++step) Launch(1, 0);
   // None of the results is out.
   EXPECT_TRUE(launches_.try_acquire_for(10s) && launches_.try_acquire_for(10s));
   EXPECT_FALSE(launches_.try_acquire_for(20ms)) << "a third step was launched";
   results_.release(3);
   for (const Ticket ticket : {1, 2, 3}) {
-    EXPECT_EQ(executor_->Wait(ticket).size(), static_cast<size_t>(ticket));
-    EXPECT_EQ(executor_->WaitDrafts(ticket).size(), static_cast<size_t>(ticket));
+    EXPECT_EQ(executor_->Wait(ticket).size(), 1U);
+    EXPECT_EQ(executor_->WaitDrafts(ticket).size(), 1U);
   }
 }
 
