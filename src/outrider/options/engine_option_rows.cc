@@ -116,10 +116,9 @@ std::vector<OptionRow> EngineOptionRows() {
 
       {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8|fp8_published", "auto",
        "Type of cache entries; auto: the compute type; fp8: 8 bits, e4m3 without scales, index "
-       "keys "
-       "with a scale each, on a GPU and of models with an indexer; but of DeepSeek-V4 on a "
-       "processor fp8_published: rounded as its publishers round it, entries to 8 bits but for "
-       "what is rotated, keys of indexers to 4, which on a GPU takes the memory of bfloat16",
+       "keys with a scale each, on a GPU and of models with an indexer; fp8_published, and on a "
+       "processor fp8 too: DeepSeek-V4's as its publishers round it, entries to 8 bits but for "
+       "what is rotated, keys of indexers to 4; on a GPU in the memory of bfloat16",
        every, [](Settings& s, const OptionValue& v) { SetCacheDType(v, s.engine); }},
       {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",
        "What an entry holds: the latent, or every head's key and value, which take less arithmetic "

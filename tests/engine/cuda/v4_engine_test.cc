@@ -240,14 +240,14 @@ TEST_F(V4EngineTest, TextsAreTheProcessors) {
   EXPECT_NEAR(on_gpu.counters.speculation.MeanAcceptanceLength(), accepted, 0.1 * accepted);
 }
 
-TEST_F(V4EngineTest, CachesOfEightBitsAreRefusedByName) {
+TEST_F(V4EngineTest, CachesOfFloat32AreRefusedByName) {
   EngineOptions options = OptionsOf(TinyDSparkDirectory(), 0);
-  options.kv_cache_dtype = DType::kF8E4M3;
+  options.kv_cache_dtype = DType::kF32;
   try {
     LoadEngine(options, [](int64_t, int64_t) {});
     FAIL() << "it starts";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("--kv-cache-dtype fp8: use bfloat16"),
+    EXPECT_NE(std::string(error.what()).find("--kv-cache-dtype float32: use bfloat16 or fp8"),
               std::string::npos)
         << error.what();
   }

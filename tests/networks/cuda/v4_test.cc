@@ -48,14 +48,21 @@ TEST_P(V4Test, EveryLayerBesideTheCpusWithAnFp8Cache) {
   const ModelConfig config = ConfigOf(GetParam());
   const RoundedQueriesOps rounded_queries;
   for (const CacheNumbers& cache : kFp8Caches) {
-    SCOPED_TRACE(cache.form == Fp8Form::kPerTensor ? "per tensor" : "published");
+    const bool published = cache.form == Fp8Form::kPublishedNumbers;
+    SCOPED_TRACE(published ? "published" : "per tensor");
+    // Keys and queries of the indexer are e2m1 then, eight sizes a number, so that many rows choose
+    // among near-ties, each side otherwise: how many of 290 rows are far off is nearly a draw. On
+    // an H200 24, 18 and 6 were in single layers, and 15, 23 and 7 of the CPU's; a difference of
+    // two such counts of about 20 varies by 6.
+    const Nearness nearness = {.far_more = published ? 6 : 0};
     ExpectLayersBesideCpu({.config = config,
                            .source = *MakeDummyWeights(config, 3),
                            .block = 128,
                            .long_prompt = 600,
                            .first_chunk = 390,
                            .rounded_ops = rounded_queries,
-                           .cache = cache});
+                           .cache = cache,
+                           .nearness = nearness});
   }
 }
 

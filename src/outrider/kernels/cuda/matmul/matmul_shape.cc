@@ -13,6 +13,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kMaxSegments = 8;
+constexpr int kPairTokens = 32;  // the largest tile of e2m1 experts that two warpgroups share
 constexpr int kNarrowRows = 64;  // up to so many rows a product is bound by its weight's bytes
 
 constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
@@ -173,6 +174,8 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
   const int mean = Ceil(max_rows * choices, std::max(experts, 1));
   const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
   if (most <= kMostNumberedTokens) return most;
+  // Two tiles of 32 rows are faster than one of 64: 1657 us against 1975 with 24 rows each.
+  if (IsE2m1(format) && mean <= kPairTokens * 3 / 4) return kPairTokens;
   if (most > kNarrowRows) return 256;
   // Other codes take as long with 32 rows as with 64.
   return format == WeightFormat::kBf16 || IsE2m1(format) ? most : kNarrowRows;
