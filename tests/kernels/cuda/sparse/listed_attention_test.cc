@@ -17,9 +17,6 @@ constexpr int kKey = 576;
 constexpr int kValue = 512;
 constexpr float kScale = 0.0625F;
 
-constexpr ListedTurns kOtherTurns[] = {ListedTurns::kScoresHalf, ListedTurns::kScoresIssued,
-                                       ListedTurns::kScoresDone};
-
 struct ListedRun {
   int page_size = 64;
   int gap = 0;
@@ -27,7 +24,6 @@ struct ListedRun {
   int chunk = 4096;    // rows of a call
   int replays = 0;     // of a graph; 0: launched
   bool codes = false;  // entries are e4m3; their numbers must have been rounded to them
-  ListedTurns turns = ListedTurns::kTogether;
 };
 
 struct ListedRow {
@@ -123,7 +119,6 @@ class ListedWorld {
     params.entries = pages.pages();
     params.entry_type = run.codes ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
     params.softmax_scale = kScale;
-    params.turns = run.turns;
     if (sink) params.sink = d_sink.data();
     const auto launch = [&](cudaStream_t stream) {
       rows.Plan(stream);
@@ -239,9 +234,6 @@ TEST_P(ListedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
   }
   ListedWorld::ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all,
                            "chunks");
-  for (const ListedTurns turns : kOtherTurns) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(33), {.turns = turns}), all, "turns");
-  }
   ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
   ListedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
 }
@@ -270,10 +262,6 @@ TEST_P(ListedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
   }
   ListedWorld::ExpectParts(
       world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64, .codes = true}), all, "chunks");
-  for (const ListedTurns turns : kOtherTurns) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(33), {.codes = true, .turns = turns}), all,
-                             "turns");
-  }
   for (int i = 1; i <= 10; ++i) {
     ListedWorld::ExpectParts(world.Run(world.AllWindows(3 * i), {.replays = 20, .codes = true}),
                              all, "graph");
@@ -315,28 +303,10 @@ TEST_F(ListedAttentionCases, KeepsBitsInManyRepetitions) {
   }
 }
 
-TEST_F(ListedAttentionCases, TurnsKeepBitsInManyRepetitions) {
-  ListedWorld world(128, 2048, {3000, 2500, 700}, 8, 61);
-  world.RoundToCodes();
-  const ListedRows all = world.Run(world.AllWindows(8), {});
-  for (const ListedTurns turns : kOtherTurns) {
-    for (const bool codes : {false, true}) {
-      for (const int rows : {1, 5, 8}) {
-        ListedWorld::ExpectParts(
-            world.Run(world.AllWindows(rows), {.replays = 20, .codes = codes, .turns = turns}), all,
-            "turns");
-      }
-    }
-  }
-}
-
 TEST_F(ListedAttentionCases, SmallForTheSanitizers) {
   ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 43);
   const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1});
   ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
-  for (const ListedTurns turns : kOtherTurns) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.turns = turns}), all, "turns");
-  }
 }
 
 TEST_F(ListedAttentionCases, SmallOfCodesForTheSanitizers) {
@@ -345,10 +315,6 @@ TEST_F(ListedAttentionCases, SmallOfCodesForTheSanitizers) {
   const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1, .codes = true});
   ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16, .codes = true}), all,
                            "one row");
-  for (const ListedTurns turns : kOtherTurns) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.codes = true, .turns = turns}), all,
-                             "turns");
-  }
 }
 
 TEST_F(ListedAttentionCases, RefusesWhatItCannotRun) {

@@ -69,7 +69,6 @@ template <bool kHasCodes>
 struct WindowForm {
   using Arguments = WindowArguments;
   static constexpr bool kCodes = kHasCodes;
-  static constexpr ListedTurns kTurns = ListedTurns::kTogether;
   static constexpr int kWidth = kCompressedDim;
   static constexpr uint32_t kEntryUnits = kWidth * (kCodes ? 1 : 2) / kWindowOffsetUnit;
   static constexpr int kOfWindow = 1 << 30;         // of a key's number

@@ -352,8 +352,9 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   }
   const bool numbered = w.gate_up && !gathered;
   if (params.shape != nullptr) CheckShape(kWhat, *params.shape, w, 1, numbered);
-  const MatMulShape shape =
-      params.shape != nullptr ? *params.shape : ChooseExpertShape(w.format, params.tile_rows);
+  const MatMulShape shape = params.shape != nullptr ? *params.shape
+                                                    : ChooseExpertShape(w.format, params.tile_rows,
+                                                                        pairs / params.experts);
   const MatMulBodyFacts facts = Facts(w.format, shape, false);
   const int x_size = numbered ? params.max_rows : pairs;
   MatMulArguments args = {};

@@ -108,7 +108,7 @@ enum class OutputType { kBf16, kF32 };
 /// multiprocessor.
 enum class MatMulVariant {
   kUsual,  // 64 rows of the weight (e4m3 and 128 rows of x: 128), several blocks
-  kDeep,   // the same alone on its multiprocessor, with many stages; up to 64 rows of x
+  kDeep,   // the same with more stages: bf16 alone on its multiprocessor; up to 64 rows of x
   kPair,   // bf16: 128 rows, one block; e2m1: 128 rows, two blocks
   kWide,   // 192 rows (e4m3: 128), one block
 };

@@ -71,9 +71,9 @@ template <WeightFormat kFormat_, SegmentForm kForm>
 struct MatMulF8Bodies {
   static constexpr WeightFormat kFormat = kFormat_;
   using Usual8 = MatMulBody<kFormat, 1, 8, 128, 5, 4, kForm>;
-  using Deep8 = MatMulBody<kFormat, 1, 8, 128, 4, 5, kForm>;
+  using Deep8 = MatMulBody<kFormat, 1, 8, 128, 7, 3, kForm>;
   using Usual16 = MatMulBody<kFormat, 1, 16, 128, 4, 4, kForm>;
-  using Deep16 = MatMulBody<kFormat, 1, 16, 128, 3, 5, kForm>;
+  using Deep16 = MatMulBody<kFormat, 1, 16, 128, 6, 3, kForm>;
   using Usual32 = MatMulBody<kFormat, 1, 32, 128, 4, 3, kForm>;
   using Deep32 = Usual32;
   using Usual64 = MatMulBody<kFormat, 1, 64, 128, 3, 3, kForm>;
@@ -89,7 +89,7 @@ struct MatMulFourBitBodies {
   static constexpr WeightFormat kFormat = kFormat_;
   static constexpr bool kHasPairs = kForm == SegmentForm::kOne && IsE2m1(kFormat_);
   using Usual8 = MatMulBody<kFormat, 1, 8, 256, 4, 4, kForm>;
-  using Deep8 = MatMulBody<kFormat, 1, 8, 256, 3, 5, kForm>;
+  using Deep8 = Usual8;
   using Usual16 = MatMulBody<kFormat, 1, 16, 256, 3, 4, kForm>;
   using Deep16 = Usual16;
   static constexpr int kStages32 = kFormat == WeightFormat::kFp4 ? 3 : 2;  // that have room

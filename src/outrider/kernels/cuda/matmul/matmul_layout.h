@@ -19,8 +19,8 @@ constexpr int UnitColumns(WeightFormat format) {
 }
 // bf16: two halves of 64 columns, each 64 rows of 128 bytes with the 128-byte swizzle of wgmma.
 inline constexpr int kBf16UnitBytes = kWeightRows * 128 * 2;
-// e4m3: words of four codes in the order in which threads read them (see matmul_pack.cu). Behind the
-// last unit of the weight each unit's scales, one for every 8 rows.
+// e4m3: words of four codes in the order in which threads read them (see matmul_pack.cu). Behind
+// the last unit of the weight each unit's scales, one for every 8 rows.
 inline constexpr int kF8UnitBytes = kWeightRows * 128;
 inline constexpr int kScaleBytes = kWeightRows / 8 * 4;
 /// Half a word: an e4m3 code each of two rows. The first one's bits stand where a bf16 has its sign

@@ -25,6 +25,11 @@ int BlocksAtOnce(int cluster) {
   return cluster <= 2 ? multiprocessors : multiprocessors * 7 / 8;
 }
 
+/// e4m3 codes.
+constexpr bool HasBytes(WeightFormat format) {
+  return format != WeightFormat::kBf16 && !IsFourBits(format);
+}
+
 /// How many blocks share rows of x, where not all have a multiprocessor of their own. It pays with
 /// rows that are many, but not so many that products take longer than reading x.
 int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
@@ -154,8 +159,9 @@ MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {
   MatMulShape shape = {.tokens = NarrowTokens(rows)};
   if (numbered) return shape;
   if (rows <= kNarrowRows) {
-    if (weight.format == WeightFormat::kBf16 &&
-        Ceil(weight.n, kWeightRows) * segments.count <= BlocksAtOnce(segments.count)) {
+    if (HasBytes(weight.format) ||
+        (weight.format == WeightFormat::kBf16 &&
+         Ceil(weight.n, kWeightRows) * segments.count <= BlocksAtOnce(segments.count))) {
       shape.variant = MatMulVariant::kDeep;
     } else {
       shape.shares = SharesOf(weight, rows, shape.tokens, segments.count);
@@ -181,13 +187,17 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
   return format == WeightFormat::kBf16 || IsE2m1(format) ? most : kNarrowRows;
 }
 
-MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int rows_each) {
   const bool bf16 = format == WeightFormat::kBf16;
   if (bf16 && tile_rows > kNarrowRows) return {.tokens = 256, .variant = MatMulVariant::kWide};
   const int tokens = NarrowTokens(tile_rows);
   // Rows of x would be as many bytes as codes: two warpgroups share them.
   if (IsE2m1(format) && (tokens == 16 || tokens == 32)) {
     return {.tokens = tokens, .variant = MatMulVariant::kPair};
+  }
+  // With so few rows bytes take the time: fewer blocks, which have more of them on their way.
+  if (HasBytes(format) && rows_each < 2) {
+    return {.tokens = tokens, .variant = MatMulVariant::kDeep};
   }
   // With 64 rows the products take the time; one block with more on its way is faster than three.
   if (bf16 && tokens == 64) return {.tokens = tokens, .variant = MatMulVariant::kDeep};

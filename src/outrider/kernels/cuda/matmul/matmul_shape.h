@@ -16,8 +16,8 @@ MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segmen
 /// The fastest, as far as is known, for `rows` rows; `numbered`: rows have numbers.
 MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered);
 
-/// The shape for tiles with up to `tile_rows` rows of one expert.
-MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows);
+/// The shape for tiles with up to `tile_rows` rows of one expert, which has about `rows_each`.
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int rows_each);
 
 /// 8, 16, 32, 64 or 128: the least that is enough, or 128.
 int NarrowTokens(int rows);

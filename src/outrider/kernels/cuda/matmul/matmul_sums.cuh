@@ -93,7 +93,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   constexpr int kRegisters =
       Body::kGivesRegisters ? Body::kRegisters : 65536 / (Body::kThreads * Body::kBlocksPerSm);
   constexpr int kSums = (kScaled ? 2 : 1) * (Body::kForm == SegmentForm::kAll ? 2 : 1) * kCount;
-  constexpr int kBuffers = kSums + 32 + (kCount <= 4 ? 32 : 48) <= kRegisters ? 2 : 1;
+  constexpr int kBuffers = kSums + 32 + 48 <= kRegisters ? 2 : 1;
   uint32_t fragments[kBuffers][4][4];
   // The first products do not read them. But else the compiler keeps them from the tile before.
 #pragma unroll

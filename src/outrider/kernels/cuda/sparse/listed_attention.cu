@@ -9,14 +9,17 @@
 namespace outrider::cuda {
 namespace {
 
-template <typename Form, bool kSharedTiles>
+template <bool kCodes>
+using LatentShared = ListedShared<LatentForm<kCodes>>;
+
+template <bool kCodes, bool kSharedTiles>
 __global__ void __launch_bounds__(kListedThreads, 1)
     AttendListedKernel(const __grid_constant__ ListedArguments args,
                        const __grid_constant__ MlaTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t listed_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
-  AttendListed<Form, kSharedTiles>(args, maps,
-                                   *reinterpret_cast<ListedShared<Form>*>(listed_bytes));
+  AttendListed<LatentForm<kCodes>, kSharedTiles>(
+      args, maps, *reinterpret_cast<LatentShared<kCodes>*>(listed_bytes));
 }
 
 bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& limits) {
@@ -28,30 +31,16 @@ bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& lim
          params.softmax_scale > 0.0f;
 }
 
-template <typename Form, bool kSharedTiles>
+template <bool kCodes, bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(ListedShared<Form>);
+  constexpr size_t kBytes = sizeof(LatentShared<kCodes>);
   static_assert(kBytes <= 232448, "one block per multiprocessor has 227 KB");
   static OncePerDevice once;
   const cudaError_t allowed =
-      once.Call([] { return AllowShared(AttendListedKernel<Form, kSharedTiles>, kBytes); });
+      once.Call([] { return AllowShared(AttendListedKernel<kCodes, kSharedTiles>, kBytes); });
   if (allowed != cudaSuccess) return allowed;
-  return LaunchDependent(AttendListedKernel<Form, kSharedTiles>, dim3(MlaBlocks()),
+  return LaunchDependent(AttendListedKernel<kCodes, kSharedTiles>, dim3(MlaBlocks()),
                          dim3(kListedThreads), kBytes, stream, args, maps);
-}
-
-template <ListedTurns kTurns>
-cudaError_t Launch(const ListedAttentionParams& params, const ListedArguments& args,
-                   const MlaTensorMaps& maps, cudaStream_t stream) {
-  using Codes = LatentForm<true, kTurns>;
-  using Numbers = LatentForm<false, kTurns>;
-  const bool shared_tiles = SharedTiles(params);
-  if (params.entry_type == MlaCacheType::kE4m3) {
-    return shared_tiles ? Launch<Codes, true>(args, maps, stream)
-                        : Launch<Codes, false>(args, maps, stream);
-  }
-  return shared_tiles ? Launch<Numbers, true>(args, maps, stream)
-                      : Launch<Numbers, false>(args, maps, stream);
 }
 
 }  // namespace
@@ -92,17 +81,13 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   MlaTensorMaps maps = {};
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
   if (!EncodeMlaQueryMap(&maps.q, params.q, pairs)) return cudaErrorInvalidValue;
-  switch (params.turns) {
-    case ListedTurns::kTogether:
-      return Launch<ListedTurns::kTogether>(params, args, maps, stream);
-    case ListedTurns::kScoresHalf:
-      return Launch<ListedTurns::kScoresHalf>(params, args, maps, stream);
-    case ListedTurns::kScoresIssued:
-      return Launch<ListedTurns::kScoresIssued>(params, args, maps, stream);
-    case ListedTurns::kScoresDone:
-      return Launch<ListedTurns::kScoresDone>(params, args, maps, stream);
+  const bool shared_tiles = SharedTiles(params);
+  if (params.entry_type == MlaCacheType::kE4m3) {
+    return shared_tiles ? Launch<true, true>(args, maps, stream)
+                        : Launch<true, false>(args, maps, stream);
   }
-  return cudaErrorInvalidValue;
+  return shared_tiles ? Launch<false, true>(args, maps, stream)
+                      : Launch<false, false>(args, maps, stream);
 }
 
 }  // namespace outrider::cuda

@@ -34,14 +34,6 @@ struct ListedAttentionLimits {
   int heads;      // 1 .. 128
 };
 
-/// When a block multiplies a tile's probabilities with its values. The results are the same.
-enum class ListedTurns {
-  kTogether,      // at once: beside the scores of the next tile
-  kScoresHalf,    // once half of the products of the next tile's scores are under way
-  kScoresIssued,  // once all of them are
-  kScoresDone,    // once they are done
-};
-
 struct ListedAttentionParams {
   // Rows first_row .. first_row + num_rows - 1 of the step. `rows` and `lists` are numbered by the
   // step's rows, the others by the call's.
@@ -60,7 +52,6 @@ struct ListedAttentionParams {
   const float* sink = nullptr;  // optional [heads]
   void* output = nullptr;       // bf16 [num_rows, heads, 512], 16-byte aligned
   float* lse = nullptr;         // [num_rows, heads], natural logarithm; -inf for an empty list
-  ListedTurns turns = ListedTurns::kTogether;
 };
 
 /// Bytes of the workspace, which must be zeroed once after allocation. One workspace serves all

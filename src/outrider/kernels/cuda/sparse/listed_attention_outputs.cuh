@@ -12,7 +12,6 @@ template <typename Form, bool kSharedTiles>
 __device__ __forceinline__ void AccumulateListed(const typename Form::Arguments& listed,
                                                  const MlaTensorMaps& maps,
                                                  ListedShared<Form>& shared) {
-  constexpr int kFreeParts = ListedShared<Form>::kFreeParts;
   const MlaKernelArguments& args = listed.mla;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
@@ -44,9 +43,6 @@ __device__ __forceinline__ void AccumulateListed(const typename Form::Arguments&
 #pragma unroll
         for (int i = 0; i < 128; ++i) output[i] *= i & 2 ? alpha1 : alpha0;
       }
-      if constexpr (Form::kTurns != ListedTurns::kTogether) {
-        BarrierWait(&shared.scores_ahead, (tile_count + 1) & 1);
-      }
       const uint32_t values = SharedAddress(shared.kv[stage]) + group * kHalfBytes;
       PinRegisters(output);
       WgmmaFence();
@@ -58,17 +54,13 @@ __device__ __forceinline__ void AccumulateListed(const typename Form::Arguments&
         const uint64_t b = MakeDescriptor(at, kGroupBytes, 4 * kGroupBytes);
         WgmmaM64N128_SS_MN<0>(output, a, b, accumulate);
         WgmmaM64N128_SS_MN<64>(output, a, Advance(b, 2 * kGroupBytes), accumulate);
-        if (step % 2 == 1 || (kFreeParts == 3 && step == 2)) WgmmaCommit();
-      }
-      if constexpr (kFreeParts == 3) {
-        WgmmaWait<2>();
-        BarrierArriveWarp(&shared.kv_free[stage][0]);
+        if (step % 2 == 1) WgmmaCommit();
       }
       WgmmaWait<1>();
-      BarrierArriveWarp(&shared.kv_free[stage][kFreeParts - 2]);
+      BarrierArriveWarp(&shared.kv_free[stage][0]);
       WgmmaWait<0>();
       PinRegisters(output);
-      BarrierArriveWarp(&shared.kv_free[stage][kFreeParts - 1]);
+      BarrierArriveWarp(&shared.kv_free[stage][1]);
       const bool ends = walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys);
       // Not sooner: else the scores could end a second split before every warp has seen the first.
       if (ends) BarrierWait(&shared.split_full, split_count & 1);

@@ -35,7 +35,6 @@ __device__ __forceinline__ void IssueGatheredScores(ListedShared<Form>& shared, 
   PinRegisters(scores);
   WgmmaFence();
   MultiplyGatheredHalf(shared, stage, parity, 0, scores);
-  if constexpr (Form::kTurns == ListedTurns::kScoresHalf) BarrierArriveWarp(&shared.scores_ahead);
   MultiplyGatheredHalf(shared, stage, parity, 1, scores);
   if constexpr (ListedShared<Form>::kHasRotary) {
     const uint64_t q = MakeDescriptor(SharedAddress(shared.q) + 8 * kGroupBytes, 16,
@@ -48,7 +47,6 @@ __device__ __forceinline__ void IssueGatheredScores(ListedShared<Form>& shared, 
     }
   }
   WgmmaCommit();
-  if constexpr (Form::kTurns == ListedTurns::kScoresIssued) BarrierArriveWarp(&shared.scores_ahead);
 }
 
 template <typename Form, bool kSharedTiles>
@@ -81,9 +79,6 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       if (warp == 0) walk_ahead.Step(listed, shared, tile_count);  // while the products finish
       WgmmaWait<0>();
       PinRegisters(scores);
-      if constexpr (Form::kTurns == ListedTurns::kScoresDone) {
-        BarrierArriveWarp(&shared.scores_ahead);
-      }
 
       const int place = item.key_begin + tile * kMlaTileKeys;
       if (place + kMlaTileKeys > item.seq_len) {
@@ -103,11 +98,6 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       uint32_t packed[16];
       float part[2];
       Probabilities(scores, args.score_scale, negative, packed, part);
-      if constexpr (Form::kTurns != ListedTurns::kTogether) {
-        // All of them before the wait, which is long at times.
-#pragma unroll
-        for (uint32_t& pair : packed) asm volatile("" : "+r"(pair)::"memory");
-      }
       // Hand over once the outputs have taken the tile before.
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
       if (lane % 4 == 0) {
@@ -136,8 +126,6 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
       BarrierArriveWarp(&shared.split_full);
     }
   }
-  // Behind the last tile there are no scores to wait for.
-  if constexpr (Form::kTurns != ListedTurns::kTogether) BarrierArriveWarp(&shared.scores_ahead);
 }
 
 }  // namespace outrider::cuda

@@ -26,14 +26,13 @@ __device__ __forceinline__ void AttendListed(const typename Form::Arguments& arg
     for (int stage = 0; stage < kStages; ++stage) {
       for (int half = 0; half < 2; ++half) {
         BarrierInit(&shared.kv_full[stage][half], kGatherThreads);
+        BarrierInit(&shared.kv_free[stage][half], 8 * kWarpArrivals);
       }
-      for (uint64_t& part : shared.kv_free[stage]) BarrierInit(&part, 8 * kWarpArrivals);
     }
     BarrierInit(&shared.p_full, 4 * kWarpArrivals);
     BarrierInit(&shared.p_empty, 8 * kWarpArrivals);
     BarrierInit(&shared.split_full, 4 * kWarpArrivals);
     BarrierInit(&shared.q_full, 1);
-    BarrierInit(&shared.scores_ahead, 4 * kWarpArrivals);
     BarrierInitFence();
     PrefetchTensorMap(&maps.q);
   }

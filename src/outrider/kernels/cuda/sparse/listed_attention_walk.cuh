@@ -42,11 +42,10 @@ inline constexpr int kOffsetUnit = 64;
 
 /// Entries [latent 512 | rotary 64] of one cache (DeepSeek-V3.2, GLM-5): bf16, or e4m3 codes, which
 /// are widened when they have been gathered (listed_attention_codes.cuh).
-template <bool kHasCodes, ListedTurns kTurns_>
+template <bool kHasCodes>
 struct LatentForm {
   using Arguments = ListedArguments;
   static constexpr bool kCodes = kHasCodes;
-  static constexpr ListedTurns kTurns = kTurns_;
   static constexpr int kWidth = kMlaKeyDim;
   static constexpr uint32_t kEntryUnits = kWidth * (kCodes ? 1 : 2) / kOffsetUnit;
 
@@ -84,9 +83,6 @@ struct ListedShared {
   static constexpr uint32_t kRowGroupBytes = kColumnGroups * kGroupBytes;  // 8 rows
   static constexpr uint32_t kTileBytes = 8 * kRowGroupBytes;
   static constexpr bool kHasRotary = Form::kWidth > kMlaValueDim;
-  /// Parts of a stage's entries that are gathered anew one by one: entries 0-31, then 32-63; or
-  /// 32-47 and 48-63.
-  static constexpr int kFreeParts = Form::kCodes ? 2 : 3;
 
   alignas(1024) uint8_t q[kTileBytes];  // [8 row groups][width / 64][1024]
   // halves [8 row groups][4][1024], rotary [8][1024]
@@ -99,13 +95,11 @@ struct ListedShared {
   uint16_t alpha[kMlaTileRows];  // powers of two and 0, as bf16
   int epoch;
   uint64_t kv_full[kStages][2];  // columns 0-255; the others
-  uint64_t kv_free[kStages][kFreeParts];
+  uint64_t kv_free[kStages][2];  // entries 0-31; 32-63
   uint64_t p_full;
   uint64_t p_empty;
   uint64_t split_full;  // the numbers of a split's end
   uint64_t q_full;
-  uint64_t
-      scores_ahead;  // the products of a tile's scores are so far that those of values may begin
 };
 
 /// Copies an item's queries, as IssueQueries of mla_decode_loads.cuh.
@@ -270,51 +264,49 @@ __device__ __forceinline__ void ArriveWithCopies(uint64_t* barrier) {
                : "memory");
 }
 
-/// Gathers this block's tiles, each quarter of a stage once its part is free: 4 of its 16 entries
-/// per warp. All threads of the gathering warpgroup.
+/// Gathers this block's tiles, each half of a stage once it is free: 8 of the half's 32 entries per
+/// warp. All threads of the gathering warpgroup.
 template <typename Form>
 __device__ __forceinline__ void GatherEntries(const typename Form::Arguments& args,
                                               ListedShared<Form>& shared) {
-  static_assert(ListedShared<Form>::kFreeParts == 3);
   constexpr uint32_t kStageStride = ListedShared<Form>::kTileBytes;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % kGatherThreads / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Row i of a group of 8: 128 bytes each, the chunk of 16 bytes swizzled by the row. The warp has
-  // rows 0 to 3 or 4 to 7.
-  const int first_row = warp % 2 * 4;
-  const uint32_t in_stage = (SharedAddress(shared.kv) + warp / 2 * 4 * kGroupBytes +
-                             lane / 8 * kGroupBytes + lane % 8 * 16) ^
-                            (first_row * 144);
-  const int rotary_row = first_row + lane / 8;
-  const uint32_t rotary_in_stage = SharedAddress(shared.kv) + 2 * kHalfBytes +
-                                   warp / 2 * kGroupBytes + rotary_row * 128 +
-                                   ((lane % 8) ^ rotary_row) * 16;
+  // Row i of its group of 8: 128 bytes each, the chunk of 16 bytes swizzled by the row.
+  const uint32_t in_stage =
+      SharedAddress(shared.kv) + warp * 4 * kGroupBytes + lane / 8 * kGroupBytes + lane % 8 * 16;
+  const uint32_t rotary_in_stage = SharedAddress(shared.kv) + 2 * kHalfBytes + warp * kGroupBytes +
+                                   lane / 8 * 128 + ((lane % 8) ^ (lane / 8)) * 16;
   const int in_part = lane * 16;  // of 512 bytes
 #pragma unroll 1
   for (uint32_t tile = 0;; ++tile) {
     const uint32_t stage = tile % kStages;
 #pragma unroll 1
-    for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-      const uint32_t part_free = quarter == 0 ? 0 : quarter - 1;
-      BarrierWait(&shared.kv_free[stage][part_free], (tile / kStages & 1) ^ 1);
+    for (uint32_t half = 0; half < 2; ++half) {
+      BarrierWait(&shared.kv_free[stage][half], (tile / kStages & 1) ^ 1);
       const uint32_t* offsets = shared.offsets[stage];
       if (offsets[0] == kNoTile) return;
-      offsets += 16 * quarter + 4 * warp;
-      const uint4 four = *reinterpret_cast<const uint4*>(offsets);
-      const uint32_t to = in_stage + stage * kStageStride + quarter * 8 * kGroupBytes;
+      offsets += 32 * half + 8 * warp;
+      const uint32_t to = in_stage + stage * kStageStride + half * 16 * kGroupBytes;
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
-        const uint32_t at = to + part * kHalfBytes;
-        CopyOrZero<Form>(at, args, in_part + part * 512, four.x);
-        CopyOrZero<Form>(at ^ 144, args, in_part + part * 512, four.y);
-        CopyOrZero<Form>(at ^ (2 * 144), args, in_part + part * 512, four.z);
-        CopyOrZero<Form>(at ^ (3 * 144), args, in_part + part * 512, four.w);
-        if (ListedShared<Form>::kHasRotary && part == 1) {
-          // A lane copies 16 bytes of the rotary part of an entry.
-          CopyOrZero<Form>(rotary_in_stage + stage * kStageStride + quarter * 2 * kGroupBytes, args,
-                           1024 + lane % 8 * 16, offsets[lane / 8]);
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+          const uint4 four = *reinterpret_cast<const uint4*>(offsets + i);
+          const uint32_t at = to + part * kHalfBytes;
+          CopyOrZero<Form>(at ^ (i * 144), args, in_part + part * 512, four.x);
+          CopyOrZero<Form>(at ^ ((i + 1) * 144), args, in_part + part * 512, four.y);
+          CopyOrZero<Form>(at ^ ((i + 2) * 144), args, in_part + part * 512, four.z);
+          CopyOrZero<Form>(at ^ ((i + 3) * 144), args, in_part + part * 512, four.w);
         }
-        if (quarter == 3) ArriveWithCopies(&shared.kv_full[stage][part]);
+        if (ListedShared<Form>::kHasRotary && part == 1) {
+          // A lane copies 16 bytes of the rotary part of two entries.
+          const uint32_t rotary = rotary_in_stage + stage * kStageStride + half * 4 * kGroupBytes;
+          const int from = 1024 + lane % 8 * 16;
+          CopyOrZero<Form>(rotary, args, from, offsets[lane / 8]);
+          CopyOrZero<Form>((rotary ^ 64) + 512, args, from, offsets[lane / 8 + 4]);
+        }
+        if (half == 1) ArriveWithCopies(&shared.kv_full[stage][part]);
       }
     }
   }
