@@ -48,6 +48,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int32_t kBlock = 64;
+constexpr int32_t kLargeBlock = 256;  // where a page of kBlock tokens holds no piece of a state
 constexpr int32_t kPrompts = 8;
 constexpr int32_t kPromptRows = 2048;
 constexpr int kRounds = 15;
@@ -230,6 +231,9 @@ class StepBench {
     const NetworkCache needs = model_->cache_needs();
     const CacheNumbers numbers(cache_type_, DType::kBF16, Fp8Form::kPerTensor);
     CacheConfig cache = MakeCacheConfig(needs, numbers, kBlock, 0);
+    if (cache.state.heads > 0 && cache.groups.front().tokens_per_block != kBlock) {
+      cache = MakeCacheConfig(needs, numbers, kLargeBlock, 0);
+    }
     const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
       int32_t pages = 0;
       for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);

@@ -45,6 +45,7 @@ struct Random {
 };
 
 constexpr int32_t kSmallVocab = 1600;
+constexpr int32_t kStatePageTokens = 256;  // of networks with running states on a GPU
 
 enum class Shape {
   kV3,        // latent attention, three chained MTP modules
@@ -208,6 +209,8 @@ class Models {
   /// Options of an engine over it, with these operations.
   TestEngineOptions Options(const ModelChoice& model, const Ops* ops) {
     TestEngineOptions o;
+    // Pages have to hold pieces of states.
+    if (HasState(model) && on_gpu()) o.block_size = kStatePageTokens;
     switch (model.shape) {
       case Shape::kV3:
         if (model.dummy_seed) o.checkpoint = small_model_.directory();

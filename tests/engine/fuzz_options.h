@@ -51,8 +51,7 @@ class RandomOptions {
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.probabilistic_drafts = Uniform(0, 1) == 0;
     o.block_size = models_.on_gpu() ? 16 << Uniform(0, 2) : Uniform(1, 40);
-    // Pages have to hold pieces of states.
-    if (HasState(model) && models_.on_gpu()) o.block_size = 256;
+    if (HasState(model) && models_.on_gpu()) o.block_size = kStatePageTokens;
     o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     if (IsV3(model) && !models_.on_gpu()) RandomForm(o);
