@@ -23,7 +23,7 @@ def archive_of(fuzzer):
 def read(archive):
     """{name: bytes} of an archive's seeds. Throws ValueError for what is no plain file in its first folder."""
     seeds = {}
-    with tarfile.open(archive, "r:gz") as tar:
+    with tarfile.open(archive) as tar:
         for member in tar:
             if not member.isfile() or "/" in member.name or member.name in seeds:
                 raise ValueError(f"{archive}: {member.name} is no seed")
@@ -31,15 +31,20 @@ def read(archive):
     return seeds
 
 
-def pack(seeds):
-    """The archive of {name: bytes}, the same for the same seeds."""
+def tar_of(files):
+    """A tar file of {name: bytes}, the same for the same files."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(seeds):
+        for name in sorted(files):
             member = tarfile.TarInfo(name)
-            member.size = len(seeds[name])
-            tar.addfile(member, io.BytesIO(seeds[name]))
-    return gzip.compress(plain.getvalue(), compresslevel=9, mtime=0)
+            member.size = len(files[name])
+            tar.addfile(member, io.BytesIO(files[name]))
+    return plain.getvalue()
+
+
+def pack(seeds):
+    """The archive of {name: bytes}, the same for the same seeds."""
+    return gzip.compress(tar_of(seeds), compresslevel=9, mtime=0)
 
 
 def main():

@@ -267,8 +267,8 @@ def write_shards(stored, directory, count):
                dict(metadata=dict(total_size=total), weight_map=weight_map))
 
 
-def write_json(path, value):
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path, value, **form):
+    path.write_text(json.dumps(value, ensure_ascii=False, **(form or {"indent": 1})) + "\n", encoding="utf-8")
 
 
 def write_tokenizer(directory):
@@ -283,7 +283,7 @@ def write_tokenizer(directory):
     tokenizer["model"]["vocab"] = special | {
         letter: FIRST_BYTE_TOKEN + i for i, letter in enumerate(letters)}
     tokenizer["model"]["merges"] = []
-    write_json(directory / "tokenizer.json", tokenizer)
+    write_json(directory / "tokenizer.json", tokenizer, separators=(",", ":"))
     shutil.copy(bundled / "tokenizer_config.json", directory / "tokenizer_config.json")
 
 

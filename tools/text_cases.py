@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The larger cases of tests/text, which other implementations made: one archive, tests/text/golden/cases.tar.gz.
+"""The larger cases of tests/text, which other implementations made: one archive, tests/text/golden/cases.tar.xz.
 
     tools/text_cases.py unpack FOLDER    writes them into FOLDER
     tools/text_cases.py pack FOLDER      makes the archive anew of FOLDER's files
@@ -9,11 +9,12 @@ make_deepseek_v4_goldens.py, make_kimi_tools_goldens.py), pack. The same files g
 unpacks them for the tests. Needs the Python standard library only.
 """
 import argparse
+import lzma
 import pathlib
 
 import fuzz_corpus
 
-ARCHIVE = pathlib.Path(__file__).resolve().parent.parent / "tests/text/golden/cases.tar.gz"
+ARCHIVE = pathlib.Path(__file__).resolve().parent.parent / "tests/text/golden/cases.tar.xz"
 NAMES = ("deepseek_v4_prompts.json", "kimi_tools.json", "tokenizer_cases.json", "unicode_properties.json")
 
 
@@ -30,7 +31,8 @@ def main():
     missing = [name for name in NAMES if not (arguments.folder / name).is_file()]
     if missing:
         parser.error(f"{arguments.folder} does not have {', '.join(missing)}")
-    ARCHIVE.write_bytes(fuzz_corpus.pack({name: (arguments.folder / name).read_bytes() for name in NAMES}))
+    files = {name: (arguments.folder / name).read_bytes() for name in NAMES}
+    ARCHIVE.write_bytes(lzma.compress(fuzz_corpus.tar_of(files), preset=9 | lzma.PRESET_EXTREME))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 namespace outrider {
 
-/// The folder of what tests/text/golden/cases.tar.gz holds (tools/text_cases.py). Only
+/// The folder of what tests/text/golden/cases.tar.xz holds (tools/text_cases.py). Only
 /// golden_cases.cc is compiled with this path, as source_directory.cc with its own.
 std::filesystem::path GoldenCases();
 
