@@ -36,10 +36,6 @@ struct NodeMask {
   void Add(size_t node) { words.at(node / kWordBits) |= uint64_t{1} << (node % kWordBits); }
 };
 
-}  // namespace
-
-namespace {
-
 bool Pin(pthread_t thread, int processor) {
   if (processor < 0 || processor >= CPU_SETSIZE) return false;
   cpu_set_t set;

@@ -1,10 +1,10 @@
 // k modules in a chain, each reading the one before, as DeepSeek-V3 trains its MTP modules
 // (arXiv:2412.19437 §2.2).
 //
-// Rows at the frontier read drafts, and are wrong if these are rejected. So each pass is_launched
-// at the first row that is not final in the last of its modules, and runs positions [min(first new,
-// last right token - (k-1)), frontier]. In the padded form it runs the last k+1 positions, which
-// always include these.
+// Rows at the frontier read drafts, and are wrong if these are rejected. So each pass begins at the
+// first row that is not final in the last of its modules, and runs positions
+// [min(first new, last right token - (k-1)), frontier]. In the padded form it runs the last k+1
+// positions, which always include these.
 //
 // A pass of depth d runs the first d modules, as if k were d. The output of the last of them is
 // read at the frontier only, where its draft is drawn. Its rows before write their cache entries

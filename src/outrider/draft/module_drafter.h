@@ -7,9 +7,9 @@
 // drafts. After every pass each module's entries equal a recomputation from scratch from the known
 // tokens.
 //
-// Modules that do not run after a step fall behind. A pass that runs them again is_launched at
-// their first entry that is not final; what lies many rows back, or in blocks from the prefix
-// cache, they run before it, for one request at a time.
+// Modules that do not run after a step fall behind. A pass that runs them again begins at their
+// first entry that is not final; what lies many rows back, or in blocks from the prefix cache, they
+// run before it, for one request at a time.
 #pragma once
 
 #include <memory>
