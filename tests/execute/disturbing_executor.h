@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
@@ -45,7 +44,7 @@ class DisturbingExecutor : public Executor {
   int32_t vocab_size() const override { return inner_->vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
   int32_t max_in_flight() const override { return inner_->max_in_flight(); }
-  bool IsLate(Ticket ticket) const override { return inner_->IsLate(ticket); }
+  bool CanLaunchAhead() const override { return inner_->CanLaunchAhead(); }
   void Admit(const SlotAdmission& admission) override {
     std::vector<size_t>& known = known_pages_[static_cast<size_t>(admission.slot)];
     known.clear();
@@ -95,7 +94,6 @@ class DisturbingExecutor : public Executor {
   }
 
   void Stall() {
-    const std::lock_guard lock(mutex_);  // of late steps another thread waits
     const uint32_t kind = random_() % 16;
     if (kind == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1000));
     if (kind != 1 || !disturbances_.stall) return;
@@ -105,7 +103,6 @@ class DisturbingExecutor : public Executor {
   KvCache& cache_;  // of the first rank
   std::vector<KvCache*> caches_;
   int32_t cache_ranks_;  // that have caches of their own requests, or 1
-  std::mutex mutex_;
   std::mt19937 random_;
   Disturbances disturbances_;
   std::vector<std::vector<size_t>> known_pages_;  // by slot and group

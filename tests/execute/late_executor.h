@@ -64,11 +64,11 @@ class LateExecutor : public Executor {
     }
     steps_.push_back(step);
     Push([this, step, num_drafts] {
-      if (!launched_.empty() && !inner_->IsLate(launched_.back()->inner_ticket)) FinishOldest();
+      if (!launched_.empty() && !inner_->CanLaunchAhead()) FinishOldest();
       step->inner_ticket = inner_->Launch(step->plan, num_drafts);
       launched_.push_back(step);
       if (launched_.size() > 1) FinishOldest();
-      if (!inner_->IsLate(step->inner_ticket) || random_() % 2 == 0) FinishOldest();
+      if (!inner_->CanLaunchAhead() || random_() % 2 == 0) FinishOldest();
     });
     return ++last_ticket_;
   }

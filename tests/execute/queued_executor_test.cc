@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
 #include <semaphore>
 #include <string>
@@ -14,22 +13,18 @@
 namespace outrider {
 namespace {
 
-using namespace std::chrono_literals;
-
-/// Notes its calls. A step may begin when the test lets it, and has as many results as its plan. A
-/// late one's are there when the test lets them.
+/// Notes its calls. A step may begin when the test lets it, and has as many results as its plan.
 class NotingExecutor : public Executor {
  public:
-  NotingExecutor(std::vector<std::string>& calls, std::counting_semaphore<>& steps,
-                 std::counting_semaphore<>& launches, std::counting_semaphore<>& results)
-      : calls_(calls), steps_(steps), launches_(launches), late_results_(results) {}
+  NotingExecutor(std::vector<std::string>& calls, std::counting_semaphore<>& steps)
+      : calls_(calls), steps_(steps) {}
 
   int32_t vocab_size() const override { return 7; }
   std::span<const int32_t> eos_token_ids() const override { return {}; }
   int32_t max_in_flight() const override { return 1; }
-  bool IsLate(Ticket /*ticket*/) const override { return late_; }
-  /// Steps leave their tokens on the device. Their results are not noted: another thread waits.
-  void set_late() { late_ = true; }
+  bool CanLaunchAhead() const override { return later_ && ticket_ == ended_ + 1; }
+  /// Steps leave their tokens on the device.
+  void set_later() { later_ = true; }
   void Admit(const SlotAdmission& admission) override {
     calls_.push_back("admit " + std::to_string(admission.slot) + " with " +
                      std::to_string(admission.tokens.back()));
@@ -44,24 +39,25 @@ class NotingExecutor : public Executor {
     results_[ticket_ % 2].resize(plan.requests.size());
     drafts_[ticket_ % 2].assign(plan.requests.size(), num_drafts);
     seconds_.forward += 1;
-    launches_.release();
     return ticket_;
   }
   std::span<const RequestResult> Wait(Ticket ticket) override {
-    if (late_) late_results_.acquire();
+    if (later_) calls_.push_back("wait for " + std::to_string(ticket));
     return results_[ticket % 2];
   }
-  std::span<const int32_t> WaitDrafts(Ticket ticket) override { return drafts_[ticket % 2]; }
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override {
+    ended_ = ticket;
+    return drafts_[ticket % 2];
+  }
   ExecutorSeconds seconds() const override { return seconds_; }
   ReplayCounts passes() const override { return {}; }
 
  private:
   std::vector<std::string>& calls_;
   std::counting_semaphore<>& steps_;
-  std::counting_semaphore<>& launches_;
-  std::counting_semaphore<>& late_results_;
   Ticket ticket_ = 0;
-  bool late_ = false;
+  Ticket ended_ = 0;
+  bool later_ = false;
   std::vector<RequestResult> results_[2];
   std::vector<int32_t> drafts_[2];
   ExecutorSeconds seconds_;
@@ -79,9 +75,7 @@ class QueuedExecutorTest : public testing::Test {
 
   std::vector<std::string> calls_;
   std::counting_semaphore<> steps_{0};
-  std::counting_semaphore<> launches_{0};
-  std::counting_semaphore<> results_{0};
-  NotingExecutor* inner_ = new NotingExecutor(calls_, steps_, launches_, results_);
+  NotingExecutor* inner_ = new NotingExecutor(calls_, steps_);
   std::unique_ptr<QueuedExecutor> executor_ =
       std::make_unique<QueuedExecutor>(std::unique_ptr<Executor>(inner_));
 };
@@ -106,41 +100,23 @@ TEST_F(QueuedExecutorTest, TakesASecondStepWhileTheFirstRuns) {
                                               "launch 3 for 1"}));
 }
 
-// A late step's results come out while the next step waits to be launched; the one behind that
-// begins when they are out.
-TEST_F(QueuedExecutorTest, HandsOutLateStepsWhileTheNextIsLaunched) {
-  inner_->set_late();
-  steps_.release();
+TEST_F(QueuedExecutorTest, LaunchesBeforeItWaitsForTokensThatStayOnTheDevice) {
+  inner_->set_later();
+  steps_.release(3);
   Launch(1, 0);
-  Launch(2, 0);  // hangs
-  results_.release();
+  Launch(2, 0);
   EXPECT_EQ(executor_->Wait(1).size(), 1U);
   EXPECT_EQ(executor_->WaitDrafts(1).size(), 1U);
   executor_->Release(4);
   Launch(3, 0);
-  steps_.release(2);
   for (const Ticket ticket : {2, 3}) {
-    results_.release();
     EXPECT_EQ(executor_->Wait(ticket).size(), static_cast<size_t>(ticket));
     EXPECT_EQ(executor_->WaitDrafts(ticket).size(), static_cast<size_t>(ticket));
   }
   executor_.reset();
-  EXPECT_EQ(calls_, (std::vector<std::string>{"launch 1 for 0", "launch 2 for 0", "release 4",
-                                              "launch 3 for 0"}));
-}
-
-TEST_F(QueuedExecutorTest, LaunchesNoMoreThanOneStepBehindALateOne) {
-  inner_->set_late();
-  steps_.release(3);
-  for (int step = 0; step < 3; ++step) Launch(1, 0);
-  // None of the results is out.
-  EXPECT_TRUE(launches_.try_acquire_for(10s) && launches_.try_acquire_for(10s));
-  EXPECT_FALSE(launches_.try_acquire_for(20ms)) << "a third step was launched";
-  results_.release(3);
-  for (const Ticket ticket : {1, 2, 3}) {
-    EXPECT_EQ(executor_->Wait(ticket).size(), 1U);
-    EXPECT_EQ(executor_->WaitDrafts(ticket).size(), 1U);
-  }
+  EXPECT_EQ(calls_,
+            (std::vector<std::string>{"launch 1 for 0", "launch 2 for 0", "wait for 1", "release 4",
+                                      "launch 3 for 0", "wait for 2", "wait for 3"}));
 }
 
 TEST_F(QueuedExecutorTest, ErrorsComeOutOfTheirStepAndEveryLaterOne) {

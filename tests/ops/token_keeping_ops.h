@@ -3,13 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,10 +41,18 @@ class TokenKeepingOps : public cpu::CpuOps {
   int64_t num_kept() const { return num_kept_; }
   /// Steps whose tokens stayed, and were read later.
   int64_t num_later() const { return num_later_; }
-  /// The ones of these that were read while the next step's pass ran.
-  int64_t num_read_in_passes() const { return num_read_in_passes_; }
-  /// Results are there when the next step's pass has begun, or is not to be expected.
-  void set_slow() { slow_ = true; }
+  /// The ones of these that were read while the next was being launched.
+  int64_t num_read_while_launching() const { return num_read_while_launching_; }
+
+  void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
+  void Multiply(const Context& context, std::span<const Product> products) const override {
+    CpuOps::Multiply(context, products);
+    if (!look_) return;
+    // In about every second step the results are there, somewhere in the middle of it.
+    results_are_there_ = ++num_looks_ % 41 == 0;
+    look_();
+    results_are_there_ = false;
+  }
 
   std::unique_ptr<StepInputs> MakeStepInputs() const override {
     return std::make_unique<KeepingStepInputs>(*this);
@@ -69,7 +75,6 @@ class TokenKeepingOps : public cpu::CpuOps {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override {
-    in_pass_ = true;
     std::vector<TokenRef> tokens;
     for (const TokenRef token : cpu::Cast(inputs).tokens()) {
       tokens.push_back(Resolve(on_device_, token));
@@ -142,7 +147,6 @@ class TokenKeepingOps : public cpu::CpuOps {
 
     std::optional<Ticket> Launch(const Context& context, const HeadRows& rows,
                                  std::span<const VerifyRequest> requests) override {
-      ops_.in_pass_ = false;
       std::vector<VerifiedTokens>& drawn = later_.emplace_back(requests.size());
       std::vector<VerifyRequest> now(requests.begin(), requests.end());
       std::vector<std::vector<int32_t>> drafts;
@@ -168,16 +172,11 @@ class TokenKeepingOps : public cpu::CpuOps {
       ++ops_.num_unread_;
       return ++last_launched_;
     }
-    void WaitReady(Ticket /*ticket*/) const override {
-      constexpr int kLooks = 40;
-      for (int i = 0; i < kLooks && ops_.slow_ && !ops_.in_pass_; ++i) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    }
+    bool Ready(Ticket /*ticket*/) const override { return ops_.results_are_there_; }
     void Wait(Ticket ticket) override {
       OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
       --ops_.num_unread_;
-      if (ops_.in_pass_) ++ops_.num_read_in_passes_;
+      if (ops_.results_are_there_) ++ops_.num_read_while_launching_;
       for (size_t i = 0; i < later_.front().size() && gives_results_; ++i) {
         const VerifyRequest& request = launched_.front()[i];
         OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
@@ -255,9 +254,10 @@ class TokenKeepingOps : public cpu::CpuOps {
   mutable int64_t num_kept_ = 0;
   mutable int64_t num_later_ = 0;
   mutable int64_t num_unread_ = 0;
-  mutable int64_t num_read_in_passes_ = 0;
-  mutable std::atomic<bool> in_pass_ = false;
-  bool slow_ = false;
+  mutable int64_t num_read_while_launching_ = 0;
+  mutable std::function<void()> look_;
+  mutable int64_t num_looks_ = 0;
+  mutable bool results_are_there_ = false;
 };
 
 }  // namespace outrider

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -80,10 +81,16 @@ class Executor : public PageAccess {
   /// How many steps may be launched before the first is waited for: 1 or 2.
   virtual int32_t max_in_flight() const = 0;
 
-  /// Whether the device works on the step that was launched last, and has all that the next needs
-  /// of it: then one more than max_in_flight() may be launched. Its plan stays until it has ended,
-  /// and another thread may wait for it (Wait, WaitDrafts) while the calls of this one go on.
-  virtual bool IsLate(Ticket /*ticket*/) const { return false; }
+  /// Whether one more step than max_in_flight() may be launched: the device works on the last one
+  /// and has all that the next needs of it. The plan of either stays until it has ended.
+  virtual bool CanLaunchAhead() const { return false; }
+
+  /// Whether Wait for a step in flight would return at once.
+  virtual bool Ready(Ticket /*ticket*/) const { return false; }
+
+  /// From now on calls `look`, which may be empty, now and then during a long Launch, where the
+  /// device lets it (Ops::WhileLaunching). It may wait for the step before.
+  virtual void WhileLaunching(const std::function<void()>& /*look*/) {}
 
   /// The slot must be free.
   virtual void Admit(const SlotAdmission& admission) = 0;

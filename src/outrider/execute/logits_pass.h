@@ -34,7 +34,7 @@ class LogitsPass {
   /// Begins the same beside the host, where the device can: see StepSampler::Launch. Of requests
   /// without a grammar. On all ranks, which only read requests' states.
   std::optional<Ticket> Launch(const StepLayout& step, Tensor hidden);
-  void WaitReady(Ticket ticket) const { sampler_->WaitReady(ticket); }
+  bool Ready(Ticket ticket) const { return sampler_->Ready(ticket); }
   void Wait(Ticket ticket) { sampler_->Wait(ticket); }
 
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.

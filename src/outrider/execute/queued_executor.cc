@@ -1,15 +1,25 @@
 #include "outrider/execute/queued_executor.h"
 
+#include <chrono>
 #include <utility>
 
 #include "outrider/base/error.h"
 
 namespace outrider {
 
-QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner)
-    : inner_(std::move(inner)),
-      thread_([this] { Run(); }),
-      late_thread_([this] { Guard([this] { FinishLateSteps(); }); }) {}
+namespace {
+
+// How often the thread looks whether a step that it need not wait for has ended.
+constexpr std::chrono::microseconds kLookInterval{20};
+
+}  // namespace
+
+QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {
+  inner_->WhileLaunching([this] {
+    if (last_finished_ < last_run_ && inner_->Ready(last_run_)) Finish(last_run_);
+  });
+  thread_ = std::thread([this] { Run(); });
+}
 
 QueuedExecutor::~QueuedExecutor() {
   {
@@ -18,7 +28,7 @@ QueuedExecutor::~QueuedExecutor() {
   }
   queued_.notify_one();
   thread_.join();
-  late_thread_.join();
+  inner_->WhileLaunching({});
 }
 
 void QueuedExecutor::Admit(const SlotAdmission& admission) {
@@ -64,6 +74,7 @@ Ticket QueuedExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
 }
 
 std::span<const RequestResult> QueuedExecutor::Wait(Ticket ticket) {
+  Push([this, ticket] { Finish(ticket); });
   WaitFor(last_sampled_, ticket);
   return StepOf(ticket).results;
 }
@@ -84,75 +95,49 @@ void QueuedExecutor::Push(std::function<void()> call) {
   queued_.notify_one();
 }
 
-void QueuedExecutor::Guard(const std::function<void()>& calls) {
+void QueuedExecutor::Run() {
   try {
-    calls();
+    while (const std::function<void()> call = NextCall()) call();
   } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
-    }
-    queued_.notify_one();
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
     ran_.notify_all();
   }
 }
 
-void QueuedExecutor::Run() {
-  Guard([this] {
-    while (true) {
-      std::unique_lock lock(mutex_);
-      queued_.wait(lock, [this] { return stopping_ || error_ || !calls_.empty(); });
-      if (stopping_ || error_) return;
-      const std::function<void()> call = std::move(calls_.front());
-      calls_.pop_front();
-      lock.unlock();
-      call();
-    }
-  });
-  {
-    const std::lock_guard lock(mutex_);
-    stopped_ = true;
+std::function<void()> QueuedExecutor::NextCall() {
+  std::unique_lock lock(mutex_);
+  const auto has_call = [this] { return stopping_ || !calls_.empty(); };
+  while (last_finished_ < last_run_ && !queued_.wait_for(lock, kLookInterval, has_call)) {
+    if (!inner_->CanLaunchAhead()) return [this] { Finish(last_run_); };
   }
-  ran_.notify_all();
+  queued_.wait(lock, has_call);
+  if (stopping_) return nullptr;
+  std::function<void()> call = std::move(calls_.front());
+  calls_.pop_front();
+  return call;
 }
 
 void QueuedExecutor::RunLaunch(Ticket ticket, int32_t num_drafts) {
-  // The step before it has ended, or is late.
-  WaitFor(last_ended_, ticket - 2);
+  // Who waits for results that are there gets them first.
+  if (!inner_->CanLaunchAhead()) Finish(ticket - 1);
   const Ticket inner = inner_->Launch(StepOf(ticket).plan, num_drafts);
   OUTRIDER_CHECK(inner == ticket);
-  if (inner_->IsLate(ticket)) {
-    NoteSeconds(ticket);
-    return CountTo(last_late_, ticket);
+  last_run_ = ticket;
+  Finish(ticket - 1);
+  if (!inner_->CanLaunchAhead()) Finish(ticket);
+}
+
+void QueuedExecutor::Finish(Ticket ticket) {
+  while (last_finished_ < ticket) {
+    Step& step = StepOf(++last_finished_);
+    step.results = inner_->Wait(last_finished_);
+    CountTo(last_sampled_, last_finished_);
+    step.num_drafts = inner_->WaitDrafts(last_finished_);
+    step.seconds = inner_->seconds();
+    step.passes = inner_->passes();
+    CountTo(last_ended_, last_finished_);
   }
-  WaitFor(last_ended_, ticket - 1);
-  TakeResults(ticket);
-  NoteSeconds(ticket);
-  CountTo(last_ended_, ticket);
-}
-
-void QueuedExecutor::FinishLateSteps() {
-  while (true) {
-    std::unique_lock lock(mutex_);
-    ran_.wait(lock, [this] { return last_late_ > last_ended_ || stopped_; });
-    if (last_late_ <= last_ended_) return;
-    const Ticket ticket = last_ended_ + 1;
-    lock.unlock();
-    TakeResults(ticket);
-    CountTo(last_ended_, ticket);
-  }
-}
-
-void QueuedExecutor::TakeResults(Ticket ticket) {
-  Step& step = StepOf(ticket);
-  step.results = inner_->Wait(ticket);
-  CountTo(last_sampled_, ticket);
-  step.num_drafts = inner_->WaitDrafts(ticket);
-}
-
-void QueuedExecutor::NoteSeconds(Ticket ticket) {
-  StepOf(ticket).seconds = inner_->seconds();
-  StepOf(ticket).passes = inner_->passes();
 }
 
 void QueuedExecutor::CountTo(Ticket& count, Ticket ticket) {

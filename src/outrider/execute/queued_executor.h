@@ -1,8 +1,8 @@
 // Runs another executor's calls on a thread of its own, in their order. So the engine plans step
 // n + 1 while step n runs, and delivers the tokens of step n - 1 beside it: a device never waits
 // for them. Where `inner` can launch step n + 1 before it knows what step n gave, it does; else
-// that step's inputs are laid out when step n has ended. A second thread waits for such late steps:
-// what step n gave is handed out as soon as it is there, also while step n + 1 is being launched.
+// that step's inputs are laid out when step n has ended. What step n gave is handed out as soon as
+// it is there, also while step n + 1 is being launched.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace outrider {
 
-/// What a call throws on a thread comes out of the next Wait or WaitDrafts, of every later one,
+/// What a call throws on the thread comes out of the next Wait or WaitDrafts, of every later one,
 /// too; nothing runs any more.
 class QueuedExecutor : public Executor {
  public:
@@ -42,7 +42,7 @@ class QueuedExecutor : public Executor {
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;
-  /// As they were when the last step that was waited for had ended; of a late one, was launched.
+  /// As they were at the end of the last step that was waited for.
   ExecutorSeconds seconds() const override { return seconds_; }
   ReplayCounts passes() const override { return passes_; }
 
@@ -53,7 +53,7 @@ class QueuedExecutor : public Executor {
     // The caller writes these before the step is queued.
     StepPlan plan;
     std::vector<CacheTables> tables;  // copies: the scheduler goes on with its own
-    // The threads write these, and then note with `mutex_` how far they have come.
+    // The thread writes these, and then notes with `mutex_` how far it has come.
     std::span<const RequestResult> results;
     std::span<const int32_t> num_drafts;
     ExecutorSeconds seconds;
@@ -64,18 +64,13 @@ class QueuedExecutor : public Executor {
   void Push(std::function<void()> call);
   /// Returns when the thread has made the call.
   void CallAndWait(const std::function<void()>& call);
-  /// Makes `calls` of a thread; what one throws is everybody's error.
-  void Guard(const std::function<void()>& calls);
-  /// The first thread makes the calls of the queue.
   void Run();
+  /// The first in the queue, or one that finishes a step that has ended; none at the end.
+  std::function<void()> NextCall();
   void RunLaunch(Ticket ticket, int32_t num_drafts);
-  /// The second thread ends late steps.
-  void FinishLateSteps();
-  /// Of the oldest of the steps that were launched: waits for all that it gives.
-  void TakeResults(Ticket ticket);
-  /// Of the first thread, which the counters of `inner` are for.
-  void NoteSeconds(Ticket ticket);
-  /// Until a thread has counted up to `ticket`; throws what a call threw.
+  /// Ends the steps that were launched, up to `ticket`.
+  void Finish(Ticket ticket);
+  /// Until the thread has counted up to `ticket`; throws what a call threw.
   void WaitFor(const Ticket& count, Ticket ticket);
   void CountTo(Ticket& count, Ticket ticket);
 
@@ -87,21 +82,21 @@ class QueuedExecutor : public Executor {
   ExecutorSeconds seconds_;
   ReplayCounts passes_;
 
+  // The thread's; tickets are those of `inner`.
+  Ticket last_run_ = 0;  // launched
+  Ticket last_finished_ = 0;
+
   std::mutex mutex_;
   std::condition_variable queued_;
   std::condition_variable ran_;
   std::deque<std::function<void()>> calls_;
   bool stopping_ = false;
-  bool stopped_ = false;     // the first thread has
-  Ticket last_late_ = 0;     // for the second thread
   Ticket last_sampled_ = 0;  // its results are there
   Ticket last_ended_ = 0;    // its drafts are, too
   Ticket last_made_ = 0;     // of the calls of CallAndWait
   std::exception_ptr error_;
 
-  // The last members: they use the others.
-  std::thread thread_;
-  std::thread late_thread_;
+  std::thread thread_;  // the last member: it uses the others
 };
 
 }  // namespace outrider

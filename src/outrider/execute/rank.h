@@ -84,9 +84,9 @@ class Rank {
   // Tokens of the rows that Forward has run; see LogitsPass.
 
   void Verify(const StepLayout& step);
-  /// On all ranks. Results are the first one's, which WaitReady and Wait are of.
+  /// On all ranks. Results are the first one's, which Ready and Wait are of.
   std::optional<Ticket> LaunchVerify(const StepLayout& step);
-  void WaitReady(Ticket ticket) const { logits_pass_.WaitReady(ticket); }
+  bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
   void Wait(Ticket ticket) {
     logits_pass_.Wait(ticket);
     ThrowIfEnded();  // what came was not made then

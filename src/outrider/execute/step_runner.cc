@@ -28,13 +28,11 @@ StepRunner::StepRunner(std::vector<RankParts> parts, double rank_seconds)
       step_(first().cache().config().groups) {}
 
 void StepRunner::Admit(const SlotAdmission& admission) {
-  const std::lock_guard lock(mutex_);
   slots_.Admit(admission);
   ranks_.Run([&](Rank& rank) { rank.Admit(admission.slot, admission.cached_tokens); });
 }
 
 void StepRunner::Release(int32_t slot) {
-  const std::lock_guard lock(mutex_);
   slots_.Release(slot);
   for (StepOutputs& outputs : outputs_) {
     for (UnreadResult& unread : outputs.unread) {
@@ -63,27 +61,39 @@ void StepRunner::WritePage(int32_t page, std::span<const std::byte> from) {
   });
 }
 
-bool StepRunner::IsLate(Ticket ticket) const {
-  const std::lock_guard lock(mutex_);
-  return !first().has_drafter() && !OutputsOf(ticket).unread.empty();
+bool StepRunner::CanLaunchAhead() const {
+  return !first().has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
+}
+
+bool StepRunner::Ready(Ticket ticket) const {
+  const StepOutputs& outputs = OutputsOf(ticket);
+  return outputs.unread.empty() || first().Ready(outputs.verify);
+}
+
+void StepRunner::WhileLaunching(const std::function<void()>& look) {
+  const Ops& ops = first().ops();
+  if (!look) return ops.WhileLaunching({});
+  ops.WhileLaunching([this, look] {
+    double seconds = 0;
+    {
+      const Stopwatch watch(seconds);
+      look();
+    }
+    seconds_.forward -= seconds;  // it is inside
+  });
 }
 
 Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
-  std::unique_lock lock(mutex_);
   OUTRIDER_CHECK(last_launched_ == last_ended_ ||
-                 (last_launched_ == last_ended_ + 1 && !first().has_drafter()));
+                 (last_launched_ == last_ended_ + 1 && !outputs().unread.empty()));
   ++last_launched_;
   wanted_drafts_ = num_drafts;
   LayOut(plan);
   if (!step_.empty()) {
-    lock.unlock();
-    double forward = 0;
     {
-      const Stopwatch watch(forward);
+      const Stopwatch watch(seconds_.forward);
       ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows(), step_.tells_experts()); });
     }
-    lock.lock();
-    seconds_.forward += forward;
     {
       const Stopwatch watch(seconds_.verify);
       Verify();
@@ -94,27 +104,16 @@ Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
 }
 
 std::span<const RequestResult> StepRunner::Wait(Ticket ticket) {
-  std::unique_lock lock(mutex_);
   OUTRIDER_CHECK(ticket == last_ended_ + 1 && ticket <= last_launched_);
   StepOutputs& outputs = OutputsOf(ticket);
   if (!outputs.unread.empty()) {
-    const double forward = seconds_.forward;
-    double waited = 0;
-    {
-      const Stopwatch watch(waited);
-      lock.unlock();
-      first().WaitReady(outputs.verify);
-      lock.lock();
-      if (!outputs.unread.empty()) ReadTokens(outputs);
-    }
-    // Less the pass that was launched meanwhile.
-    seconds_.verify += std::max(waited - (seconds_.forward - forward), 0.0);
+    const Stopwatch watch(seconds_.verify);
+    ReadTokens(outputs);
   }
   return std::span(outputs.results).first(outputs.num_drafts.size());
 }
 
 std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
-  const std::lock_guard lock(mutex_);
   OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).unread.empty());
   if (first().has_drafter()) {
     OUTRIDER_CHECK(ticket == last_launched_);
@@ -126,7 +125,6 @@ std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
 }
 
 ExecutorSeconds StepRunner::seconds() const {
-  const std::lock_guard lock(mutex_);
   ExecutorSeconds seconds = seconds_;
   seconds.kernels = first().kernel_seconds();
   seconds.idle = first().ops().idle_seconds();

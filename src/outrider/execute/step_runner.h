@@ -1,8 +1,7 @@
 // Runs steps on the caller's thread: the order of what a step does, and its results. Launch does
 // all up to the tokens, Wait waits for a device that has them, WaitDrafts does the proposals; a GPU
 // may still work on drafts then (tokens_on_device.h). On a CPU this is the engine's executor; on a
-// GPU it runs on a thread of its own, and another waits for late steps (queued_executor.h): a
-// step's tokens are taken while the forward pass of the next is launched.
+// GPU it runs on a thread of its own (queued_executor.h).
 //
 // Where the device keeps what a step comes to and the host need not know it first, Launch goes on
 // with what reads it there. With a drafter that is the beginning of its pass, which runs while the
@@ -12,8 +11,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -41,7 +40,9 @@ class StepRunner : public Executor {
     return ranks_.first().model().config().eos_token_ids;
   }
   int32_t max_in_flight() const override { return 1; }
-  bool IsLate(Ticket ticket) const override;
+  bool CanLaunchAhead() const override;
+  bool Ready(Ticket ticket) const override;
+  void WhileLaunching(const std::function<void()>& look) override;
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
   int64_t page_bytes() const override {
@@ -105,7 +106,6 @@ class StepRunner : public Executor {
   void FinishEntries();
 
   RankTeam ranks_;
-  mutable std::mutex mutex_;  // of what follows but step_, and of what draws tokens
   SlotTable slots_;
   StepLayout step_;  // of the last step that was launched
   ExecutorSeconds seconds_;

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -92,6 +93,11 @@ class Ops {
 
   /// Says how much memory of its own a device has.
   virtual DeviceMemoryState memory() const { return {}; }
+
+  /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.
+  /// `look` may wait for a sampler's results that are ready, no more. By default it is never
+  /// called.
+  virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
 
   /// Stops the idle clock until work begins again: there are no requests.
   virtual void PauseIdleClock() const {}

@@ -78,7 +78,7 @@ class StepSampler {
                                        std::span<const VerifyRequest> /*requests*/) {
     return std::nullopt;
   }
-  virtual void WaitReady(Ticket /*ticket*/) const {}
+  virtual bool Ready(Ticket /*ticket*/) const { return true; }
   virtual void Wait(Ticket /*ticket*/) {}
 
   /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where

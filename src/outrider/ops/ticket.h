@@ -1,7 +1,6 @@
-// What runs beside the host has one shape: Launch begins it and returns a ticket, Wait(ticket) ends
-// it and has its results. Tickets of one object count up by one, and are waited for in their order.
-// WaitReady(ticket) returns when Wait(ticket) would return at once, and changes nothing: a thread
-// may call it while another launches more.
+// What runs beside the host has one shape: Launch begins it and returns a ticket, Ready(ticket)
+// says whether Wait(ticket) would return at once. Tickets of one object count up by one, and are
+// waited for in their order.
 #pragma once
 
 #include <cstdint>

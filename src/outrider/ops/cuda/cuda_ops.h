@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <memory>
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
@@ -90,6 +91,8 @@ class CudaOps : public Ops,
 
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
+  /// Steps with prompts are launched one operation at a time.
+  void WhileLaunching(const std::function<void()>& look) const override { *look_ = look; }
   Buffer Allocate(size_t bytes) const override;
   void CopyToHost(const std::byte* from, std::span<std::byte> to) const override;
   void CopyFromHost(std::span<const std::byte> from, std::byte* to) const override;
@@ -235,6 +238,7 @@ class CudaOps : public Ops,
   std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)> own_stream_;
   cudaStream_t stream_;  // that one
   std::unique_ptr<IdleClock> idle_;
+  std::unique_ptr<std::function<void()>> look_ = std::make_unique<std::function<void()>>();
   std::unique_ptr<StepResults> results_;
   std::unique_ptr<PromptPlans> prompt_plans_;
 };

@@ -29,7 +29,7 @@ class CudaSampler : public StepSampler {
               std::span<const VerifyRequest> requests) override;
   std::optional<Ticket> Launch(const Context& context, const HeadRows& rows,
                                std::span<const VerifyRequest> requests) override;
-  void WaitReady(Ticket ticket) const override { drawer_.WaitReady(LaunchedBy(ticket).drawing); }
+  bool Ready(Ticket ticket) const override { return drawer_.Ready(LaunchedBy(ticket).drawing); }
   void Wait(Ticket ticket) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             const DraftTokens& among, std::span<TokenRef> tokens) override;

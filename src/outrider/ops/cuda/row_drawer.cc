@@ -49,8 +49,8 @@ RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& row
   return {layout, ops_.LaunchReading(layout.bytes())};
 }
 
-void RowDrawer::WaitReady(const Drawing& drawing) const {
-  if (drawing.layout.num_rows > 0) ops_.results().WaitReady(drawing.ticket);
+bool RowDrawer::Ready(const Drawing& drawing) const {
+  return drawing.layout.num_rows == 0 || ops_.results().Ready(drawing.ticket);
 }
 
 RowDrawer::HostResults RowDrawer::Wait(const Drawing& drawing) {

@@ -76,7 +76,7 @@ class RowDrawer {
   /// Results for the host, of which all or none have a given token. Drafts are verified.
   Drawing Launch(const Context& context, const HeadRows& rows, int32_t num_tokens,
                  std::span<const DrawnRows> requests, Drawers drawers);
-  void WaitReady(const Drawing& drawing) const;
+  bool Ready(const Drawing& drawing) const;
   /// In the order of Launch. The results are valid until the second Launch from then on.
   HostResults Wait(const Drawing& drawing);
 

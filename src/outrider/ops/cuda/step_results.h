@@ -32,7 +32,7 @@ class StepResults {
   Ticket Launch(size_t bytes, cudaStream_t stream);
   /// Whether a copy is to be waited for.
   bool IsCopying() const { return waited_ < launched_; }
-  void WaitReady(Ticket ticket) { CopyOf(ticket).done.Wait(); }
+  bool Ready(Ticket ticket) { return CopyOf(ticket).done.IsDone(); }
   void Wait(Ticket ticket);
   /// A draft is drawn, which the host reads later.
   void DraftsAreDrawn() { drafts_read_ = false; }

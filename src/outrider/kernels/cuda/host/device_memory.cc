@@ -41,6 +41,12 @@ void DeviceEvent::Hold(cudaStream_t stream) {
   CheckCuda(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
 }
 
+bool DeviceEvent::IsDone() {
+  const cudaError_t done = cudaEventQuery(event_);
+  if (done != cudaErrorNotReady) CheckCuda(done, "an event");
+  return done == cudaSuccess;
+}
+
 void DeviceEvent::Wait() { CheckCuda(cudaEventSynchronize(event_), "waiting for the device"); }
 
 }  // namespace outrider::cuda

@@ -77,6 +77,7 @@ class DeviceEvent {
   void Record(cudaStream_t stream);
   /// What is launched in `stream` from now on waits for what was recorded last.
   void Hold(cudaStream_t stream);
+  bool IsDone();
   /// The host waits for what was in the stream when the event was recorded.
   void Wait();
 
