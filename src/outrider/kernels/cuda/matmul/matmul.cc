@@ -166,8 +166,7 @@ void CheckShape(const char* what, const MatMulShape& shape, const PackedWeight& 
         "{}: tiles of {} rows in this form: usual ones have 8, 16, 32, 64 or 128, deep ones up to "
         "64, wide ones 128 (bf16 also 256), pairs 192 or 256 with bf16, and 8, 16 or 32 with e2m1 "
         "codes and one segment; bf16 ones of these two have no row numbers; only wide ones of 128, "
-        "and "
-        "with bf16 usual ones of 128 and deep ones of 64, have all segments",
+        "and with bf16 usual ones of 128 and deep ones of 64, have all segments",
         what, shape.tokens);
   }
   const bool shares = shape.shares == 2 || shape.shares == 4;
