@@ -1,7 +1,7 @@
 // Steps of a network on a GPU, with random weights, as codes where the config says so (DeepSeek-V4
 // as it is published), through the engine's own operations: requests of 1024 tokens that decode 1
 // row or verify 4, and prompts; or the cases that are given. Prints milliseconds beside what the
-// bytes that a step reads take at the card's bandwidth.
+// bytes that a step reads take at the card's bandwidth. Long because it has the models' configs.
 //
 //   network_step_bench [--relaxed] [--fp8-cache] [--fp4-experts] [--bandwidth TB/s]
 //                      [--case REQUESTS,ROWS,CONTEXT]... [--prompts REQUESTS,LENGTH]... [--kernels]

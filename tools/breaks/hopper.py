@@ -1,5 +1,5 @@
 """The kernels for Hopper and the network made of them. The tests need a GPU: where there is none,
---keep builds the broken programs and says how to run them elsewhere.
+--keep builds the broken programs and says how to run them elsewhere. Longer than most files: a list.
 """
 from mistake import Break
 

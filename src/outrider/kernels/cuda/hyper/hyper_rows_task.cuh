@@ -321,12 +321,12 @@ __device__ __forceinline__ void RunHyperRows(const HyperRowsParams& params, int 
     const auto add_weights = [&](int r) {
       return params.weights + int64_t{first_row + r} * kHyperWeights;
     };
-    const bool is_warp_more = kRows == 1 && warp == kWarps;
-    if (!is_warp_more) {
+    const bool is_extra_warp = kRows == 1 && warp == kWarps;
+    if (!is_extra_warp) {
       SumByWarp<kRows, kThreads, kSums, kEarly>(params, has_columns, column, early, x, shared);
     }
     __syncthreads();  // in one place of the code for all
-    if (is_warp_more) {
+    if (is_extra_warp) {
       ClusterArrive();
       ClusterWait();
       const bool gives = kMixes && rank == 0;

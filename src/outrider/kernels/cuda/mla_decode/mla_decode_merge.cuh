@@ -200,8 +200,8 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
     const int pair = index / kParts / folds.tiles;
     const int row = pair / 8 * kMlaUnitRows + pair % 8;
     if (row >= tile.rows) continue;
-      // Who has nothing else to do rehearses with what is there, so that the code has come when the
-      // results do. The same thread writes the true output over what that gives.
+    // Who has nothing else to do rehearses with what is there, so that the code has come when the
+    // results do. The same thread writes the true output over what that gives.
 #pragma unroll 1
     for (int last = rehearses ? 0 : 1; last < 2; ++last) {
       if (tile.count > 0 && last == 1) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
