@@ -222,7 +222,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
 
   /// The step's rows of a matrix of the requests, and NaN in rows that were added to them.
   TestMatrix Gather(const TestStep& step, const std::vector<Window>& windows, int32_t rows,
-                    TestMatrix SparseRequest::*matrix) const {
+                    TestMatrix SparseRequest::* matrix) const {
     TestMatrix gathered(rows, (requests_[0].*matrix).view_cols);
     std::fill(gathered.values.begin(), gathered.values.end(), kNaN);
     for (const RequestRows& r : step.layout().requests()) {
@@ -372,7 +372,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
     const auto inputs = gpu_->MakeStepInputs();
     step->AssignTo(*inputs, form.recorded ? RowCount::kRounded : RowCount::kExact);
     const int32_t rows = inputs->num_rows();
-    const auto put = [&](TestMatrix SparseRequest::*matrix, bool floats) {
+    const auto put = [&](TestMatrix SparseRequest::* matrix, bool floats) {
       return Put(c, Gather(*step, windows, rows, matrix), floats);
     };
     const Tensor kv = put(&SparseRequest::kv, false);

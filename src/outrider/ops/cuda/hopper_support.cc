@@ -78,8 +78,8 @@ const IndexerSpec* IndexerOf(const LayerSpec& layer) {
   return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
 }
 
-/// Whether layers differ in the paths of their rows. They may differ in shape, and linear attention,
-/// which reads no cache entries, may stand between them.
+/// Whether layers differ in the paths of their rows. They may differ in shape, and linear
+/// attention, which reads no cache entries, may stand between them.
 bool MixesAttention(const AskedNetwork& network) {
   const LayerSpec& first = network.config.first_cached_layer();
   return FirstOfLayers(network, [&](const LayerSpec& layer) {

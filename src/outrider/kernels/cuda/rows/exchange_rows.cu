@@ -344,8 +344,8 @@ cudaError_t ExchangeRows(const ExchangeParams& params, cudaStream_t stream) {
   e.inbox_bytes = params.inbox_bytes;
   e.num_stores = Take(
       params, params.stores, kMostStores, [](const ColumnCopy& copy) { return copy.to; }, e.stores);
-  e.num_own = Take(
-      params, params.own, kMostStores, [](const ColumnCopy&) { return nullptr; }, e.own);
+  e.num_own =
+      Take(params, params.own, kMostStores, [](const ColumnCopy&) { return nullptr; }, e.own);
   e.num_loads = Take(
       params, params.loads, kMostLoads, [](const ColumnCopy& copy) { return copy.from; }, e.loads);
   if (!params.with_flags) {

@@ -233,8 +233,7 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
       Cut(slot, params.vocab_size, row, kept);
       winner = RunRace(slot, drawn, row, kept);
     } else if (!greedy && !cuts) {
-      winner = RunRace(
-          slot, drawn, row, [](int, float) { return true; }, overflown);
+      winner = RunRace(slot, drawn, row, [](int, float) { return true; }, overflown);
     }
   }
   int token = KeyToken(winner);
