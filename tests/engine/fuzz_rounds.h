@@ -63,7 +63,7 @@ inline Disturbances DisturbancesOf(const std::vector<const Ops*>& ranks) {
 #endif
 }
 
-/// GPUs of so many ranks, in turn those that there are; none without GPUs.
+/// The GPUs of `ranks` ranks, taken in turn from those that there are; none without GPUs.
 inline std::vector<int> DevicesOf([[maybe_unused]] int32_t ranks) {
   std::vector<int> devices;
 #ifdef OUTRIDER_ENGINE_CUDA

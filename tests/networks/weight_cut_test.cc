@@ -429,14 +429,15 @@ TEST(RankConfigTest, NumbersOfRanksThatDoNotFitAreRefusedWithThoseThatDo) {
   };
   for (const int32_t ranks : {1, 2, 4, 8}) EXPECT_EQ(error_of(v3, ranks), "");
   EXPECT_EQ(error_of(v3, 3),
-            "--tensor-parallel-size is 3: so many ranks cannot share 8 heads; use 1, 2, 4, 8");
+            "--tensor-parallel-size is 3: that many ranks cannot share 8 heads; use 1, 2, 4, 8");
   EXPECT_EQ(error_of(v3, 16),
-            "--tensor-parallel-size is 16: so many ranks cannot share the model; use 1, 2, 4, 8");
-  EXPECT_EQ(error_of(ChangedConfig(TinyV4Directory(), {{"o_groups", 2}}).Read(), 4),
-            "--tensor-parallel-size is 4: so many ranks cannot share 2 groups of heads; use 1, 2");
+            "--tensor-parallel-size is 16: that many ranks cannot share the model; use 1, 2, 4, 8");
+  EXPECT_EQ(
+      error_of(ChangedConfig(TinyV4Directory(), {{"o_groups", 2}}).Read(), 4),
+      "--tensor-parallel-size is 4: that many ranks cannot share 2 groups of heads; use 1, 2");
   const SmallStepModel step(1600);
   EXPECT_EQ(error_of(ReadModelConfig(step.directory()), 2),
-            "--tensor-parallel-size is 2: so many ranks cannot share 1 heads of keys and values; "
+            "--tensor-parallel-size is 2: that many ranks cannot share 1 heads of keys and values; "
             "use 1");
 }
 

@@ -25,7 +25,7 @@ class LineWriter {
   /// counted, as is one that `fd` does not take (its reader is gone, the disk is full).
   bool Write(std::string line);
 
-  /// Whether Write would take a line of so many bytes.
+  /// Whether Write would take a line of `bytes` bytes.
   bool HasRoom(size_t bytes) const;
 
   /// How many lines were dropped since the last call.

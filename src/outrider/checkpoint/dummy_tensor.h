@@ -20,7 +20,7 @@ std::unique_ptr<WeightTensor> MakeDummyTensor(std::span<const int64_t> shape,
 std::unique_ptr<WeightTensor> MakeDummyChoices(std::span<const int64_t> shape, uint64_t key,
                                                int64_t limit);
 
-/// Whether a matrix of so many columns can be stored so.
+/// Whether a matrix of `cols` columns can be stored in this format.
 bool TakesColumns(StoredFormat format, int64_t cols);
 
 /// The stream's values as codes of a format, all of whose scales are the least power of two with

@@ -20,7 +20,7 @@ struct Eagle3Spec {
   bool norms_output = false;     // norm_output: what the next pass reads is normalised (3.1)
 };
 
-/// The target's layers whose outputs the drafter reads, rising, of a target of so many layers.
+/// The layers whose outputs the drafter reads, rising, of a target of `target_layers` layers.
 ///
 /// Drafters are published with ids of two kinds. Most say which layers the streams enter; a list
 /// that begins with 1 says which layers they leave (sgl-project/sglang#25454). Without ids they

@@ -35,7 +35,7 @@ bool IsMatrix(const TensorInfo& info, DType dtype) {
   return info.dtype == dtype && info.shape.size() == 2;
 }
 
-/// Makes a matrix of bytes or words one of codes: so many to an element.
+/// Turns a matrix of bytes or words into one of codes, `codes` to an element.
 void BecomeCodes(TensorInfo& info, DType dtype, int64_t codes) {
   info.dtype = dtype;
   if (info.shape[1] <= INT64_MAX / codes) info.shape[1] *= codes;

@@ -39,7 +39,7 @@ std::vector<Divided> DividedInBlocks(const LayerSpec& layer) {
   return widths;
 }
 
-/// Of the first thing in the network that so many ranks cannot share; "" if they can.
+/// The first thing in the network that `ranks` ranks cannot share; "" if they can share all.
 std::string Problem(const ModelConfig& config, int32_t ranks, bool whole_attention) {
   std::vector<LayerSpec> layers = config.layers;
   const bool has_modules = config.num_nextn_predict_layers > 0 || config.dspark;
@@ -89,7 +89,7 @@ void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what,
   for (int32_t n = 1; n <= kMostRanks; ++n) {
     if (Problem(config, n, whole_attention).empty()) fitting.push_back(n);
   }
-  throw InvalidArgument("{} is {}: so many ranks cannot share {}; use {}", what, ranks, problem,
+  throw InvalidArgument("{} is {}: that many ranks cannot share {}; use {}", what, ranks, problem,
                         fmt::join(fitting, ", "));
 }
 

@@ -14,8 +14,8 @@ LayerSpec OfOneRank(LayerSpec layer, int32_t ranks);
 /// The network with all layers as each of `ranks` ranks runs them.
 ModelConfig OfOneRank(ModelConfig config, int32_t ranks);
 
-/// Throws Error, which begins with `what`, if so many ranks cannot share the network, with the
-/// numbers that can. whole_attention: every rank has all heads.
+/// Throws Error if `ranks` ranks cannot share the network. The error begins with `what` and lists
+/// the numbers of ranks that can. whole_attention: every rank has all heads.
 void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what,
                 bool whole_attention = false);
 

@@ -255,7 +255,7 @@ size_t RequestPreparer::MostBytes(const TokenRequest& request) const {
   return *longest * static_cast<size_t>(max_model_len_ - 1);
 }
 
-// A prompt of so many bytes need not be encoded to see that it does not fit.
+// Tokens have a largest size in bytes: a prompt of too many bytes is refused without encoding it.
 void RequestPreparer::RefuseTooLong(const char* field, size_t bytes) const {
   throw RequestError(
       ErrorCode::kInvalidArgument, field,

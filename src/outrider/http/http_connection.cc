@@ -32,7 +32,7 @@ using boost::system::error_code;
 // Unparsed input beyond this is left in the socket: a client that pipelines more waits.
 constexpr size_t kMaxInput = size_t{64} << 10;
 constexpr double kLingerSeconds = 2;
-// Larger bodies are written in pieces of so many bytes, without a second copy of them.
+// Larger bodies are written in pieces of this size, without a second copy of the body.
 constexpr size_t kPieceBytes = size_t{256} << 10;
 constexpr std::string_view kLastChunk = "0\r\n\r\n";
 

@@ -28,7 +28,7 @@ double Seconds(ThreadPool& pool, int64_t count, FunctionRef<float(int64_t, int)>
   return KernelClock(pool) - start;
 }
 
-/// Operations per second of tasks of so many each, over at least so many seconds.
+/// Operations per second, over at least `seconds`, of tasks that do `per_task` operations each.
 double MeanRate(ThreadPool& pool, double seconds, double per_task,
                 FunctionRef<float(int64_t, int)> task) {
   const int64_t tasks = 16L * pool.size();

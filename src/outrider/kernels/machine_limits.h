@@ -17,15 +17,15 @@ double KernelClock(const ThreadPool& pool);
 double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int passes);
 
 /// Float32 FMA rate of all threads together, with every operand in registers of this set, in
-/// FLOP/s: the mean over at least so many seconds. isa: kAvx2 or higher, one that this machine has.
+/// FLOP/s: the mean over at least `seconds`. isa: kAvx2 or higher, one that this machine has.
 double FmaFlopsPerSecond(ThreadPool& pool, Isa isa, double seconds = 0.03);
 
 /// Rate of VDPBF16PS of all threads together, with every operand in registers, in FLOP/s: the mean
-/// over at least so many seconds. Needs AVX-512 BF16.
+/// over at least `seconds`. Needs AVX-512 BF16.
 double DotFlopsPerSecond(ThreadPool& pool, double seconds = 0.03);
 
 /// Rate of AMX products of bfloat16 of all threads together, with both operands in each core's L2,
-/// in FLOP/s: the mean over at least so many seconds. Needs AMX.
+/// in FLOP/s: the mean over at least `seconds`. Needs AMX.
 double TileFlopsPerSecond(ThreadPool& pool, double seconds = 0.03);
 
 }  // namespace outrider

@@ -65,9 +65,10 @@ class CacheCoordinator {
   CacheTables MakeTables(int32_t max_tokens) const;
 
   /// The longest prefix of up to `max_tokens` tokens that every group can resume: full history
-  /// needs all blocks, a sliding window those that rows from its end on read, a running state that
-  /// of just so many tokens. A block may be in the pool or in the host cache. keys: of the
-  /// request's tokens, one per TokensPerKey(). Returns its tokens, a multiple of TokensPerResume().
+  /// needs all blocks, a sliding window those that rows from its end on read, a running state the
+  /// state behind exactly these tokens. A block may be in the pool or in the host cache. keys: of
+  /// the request's tokens, one per TokensPerKey(). Returns its tokens, a multiple of
+  /// TokensPerResume().
   int32_t FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const {
     return FindPrefix(keys, max_tokens, host_);
   }
@@ -97,7 +98,7 @@ class CacheCoordinator {
   void MakeCheckpoints(CacheTables& tables, std::span<const BlockKey> keys, int32_t first,
                        int32_t end, int32_t most_shared);
 
-  /// Whether Publish with so many tokens would publish anything.
+  /// Whether Publish with `final_tokens` would publish anything.
   bool HasUnpublished(const CacheTables& tables, int32_t final_tokens) const {
     return final_tokens / config_.TokensPerKey() > tables.num_published_;
   }
@@ -138,7 +139,7 @@ class CacheCoordinator {
   int32_t ResumableState(std::span<const BlockKey> keys, int32_t tokens,
                          const HostCache* host) const;
   void ReleaseAll(std::vector<int32_t>& pages);
-  /// The longest resumable prefix of up to `tokens` tokens in the eyes of one group.
+  /// The longest prefix of up to `tokens` tokens that one group can resume.
   int32_t ResumableIn(int32_t group, std::span<const BlockKey> keys, int32_t tokens,
                       const HostCache* host) const;
   int32_t FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens,

@@ -24,7 +24,7 @@ int32_t CacheConfig::TokensPerResume() const {
 
 int32_t CacheConfig::TokensPerCheckpoint() const {
   const int32_t resume = TokensPerResume();
-  int64_t pages = 0;  // of so many tokens
+  int64_t pages = 0;  // of `resume` tokens
   for (const CacheGroupSpec& group : groups) {
     if (group.kind == CacheGroupKind::kFullHistory) pages += resume / group.tokens_per_block;
   }

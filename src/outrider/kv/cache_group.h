@@ -33,7 +33,7 @@ struct CacheGroupSpec {
   int32_t tokens_per_block = 1;  // a multiple of unit_tokens
   int32_t window = 0;            // kSlidingWindow: tokens, at least 1
   int32_t unit_tokens = 1;       // a multiple of the ratios of all layers
-  int64_t unit_bytes = 0;        // of the entries of all layers for so many tokens
+  int64_t unit_bytes = 0;        // of the entries of all layers for unit_tokens tokens
   int32_t layers = 1;
 
   int64_t bytes_per_block() const { return tokens_per_block / unit_tokens * unit_bytes; }

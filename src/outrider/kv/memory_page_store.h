@@ -12,7 +12,7 @@ namespace outrider {
 
 class MemoryPageStore : public PageStore {
  public:
-  /// Memory of so many bytes; throws Error when there is no more.
+  /// Takes memory of this number of bytes; throws Error when there is no more.
   using Allocate = std::function<Buffer(size_t)>;
 
   /// Memory is taken as places are written. Throws Error when the system refuses the address space.

@@ -37,7 +37,7 @@ struct RunningStateSpec {
 
   int64_t StateBytes() const { return heads * StateNumbers() * int64_t{sizeof(float)}; }
   int64_t RowBytes() const { return heads * RowNumbers() * int64_t{sizeof(float)}; }
-  /// A page holds whole pieces; it needs so many bytes at least.
+  /// A page holds whole pieces: the least number of bytes that it needs.
   int64_t LeastPageBytes() const;
 
   /// Pages that hold a state, or kept rows.

@@ -165,7 +165,7 @@ class Bench {
     return static_cast<double>(kReadBytes) / ReadSeconds(pool_, memory_.data(), memory_.size(), 2);
   }
 
-  /// What bfloat16 products give for the next so many seconds.
+  /// The rate of bfloat16 products, measured for `seconds`.
   double FlopsPerSecond(double seconds) const {
     if (HasTiles()) return TileFlopsPerSecond(pool_, seconds);
     if (HasDots()) return DotFlopsPerSecond(pool_, seconds);

@@ -56,8 +56,8 @@ struct DeepSeekV4Weights {
   std::vector<DeepSeekV4MtpWeights> mtp;
   DSparkWeights dspark;  // without stages if it was not declared
 
-  /// Declares everything but `memory`, with so many MTP modules or, where the config has a DSpark
-  /// drafter, with this if num_modules > 0.
+  /// Declares everything but `memory`, with `num_modules` MTP modules. Where the config has a
+  /// DSpark drafter, num_modules > 0 declares that drafter instead.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

@@ -30,8 +30,8 @@ struct DeepSeekWeights {
   Weight head;  // lm_head [vocab, hidden]
   std::vector<MtpWeights> mtp;
 
-  /// Declares everything but `memory`, with so many MTP modules. Throws Error for a config whose
-  /// networks are not supported.
+  /// Declares everything but `memory`, with `num_modules` MTP modules. Throws Error for a config
+  /// whose networks are not supported.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

@@ -20,7 +20,7 @@ struct HybridWeights {
   Weight head;  // lm_head [vocab, hidden]
   std::vector<MtpWeights> mtp;
 
-  /// Declares everything but `memory`, with so many MTP modules.
+  /// Declares everything but `memory`, with `num_modules` MTP modules.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

@@ -11,8 +11,8 @@ namespace outrider {
 
 class MtpDraftModel : public DraftModel {
  public:
-  /// draft_vocab: drafts are among so many first tokens (1 .. the model's), and only their rows of
-  /// the head are read; unset: all. The network must outlive it.
+  /// draft_vocab: drafts are tokens below this number (1 .. the model's vocabulary), and only their
+  /// rows of the head are read; unset: all tokens. The network must outlive the draft model.
   explicit MtpDraftModel(Network& network, std::optional<int32_t> draft_vocab = {});
 
   int32_t width() const override { return network_.output_width(); }

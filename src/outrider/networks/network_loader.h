@@ -20,9 +20,9 @@ struct NetworkWeightSizes {
 NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int num_modules,
                                   const WeightSource& source, const WeightForm& form);
 
-/// Reads and packs the weights of the target and of so many MTP modules; of several ranks, the part
-/// of the one that options.device is. Throws Error that lists
-/// every tensor that is missing or wrong.
+/// Reads and packs the weights of the target and of `num_modules` MTP modules. Of several ranks it
+/// reads the part of the one that options.device is. Throws Error that lists every tensor that is
+/// missing or wrong.
 std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
                                      const WeightSource& source, const WeightForm& form,
                                      const NetworkOptions& options,

@@ -28,7 +28,7 @@ struct Step3p5Weights {
   NormedHead head;
   std::vector<Step3p5ModuleWeights> mtp;
 
-  /// Declares everything but `memory`, with so many MTP modules.
+  /// Declares everything but `memory`, with `num_modules` MTP modules.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

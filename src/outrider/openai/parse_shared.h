@@ -32,8 +32,9 @@ std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, in
 void ParseExperts(FieldReader& body, FieldReader& sampling, const RequestLimits& limits,
                   bool by_default, TokenRequest* request);
 
-/// `generated_from`: so many of the only prompt's token ids are its prompt, and the others an
-/// answer that was generated, which is to be scored. After max_tokens and what is shared.
+/// `generated_from`: how many of the token ids of the only prompt are the prompt. The others are an
+/// answer that was generated elsewhere and is scored here. Call it after max_tokens and the shared
+/// fields are parsed.
 void ParseGeneratedFrom(FieldReader& body, TokenRequest* request);
 
 /// `logprobs` as a number of alternatives beside each token.

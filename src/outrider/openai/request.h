@@ -109,10 +109,10 @@ struct TokenRequest {
   std::string grammar_field;              // that asked for it, for errors
   int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
-  /// Without max_tokens: at most so many of the rest of the context; unset: 16 for completions, all
-  /// of it for chat.
+  /// Tokens at most where the request has no max_tokens; unset: 16 for completions, the rest of the
+  /// context for chat.
   std::optional<int32_t> default_max_tokens = std::nullopt;
-  int32_t truncate_prompt_tokens = 0;  // keep so many of the prompt's last tokens; -1: what fits
+  int32_t truncate_prompt_tokens = 0;  // last tokens of the prompt that are kept; -1: what fits
   std::string request_id;              // that the client chose, "": none
   int32_t stream_interval = 1;         // tokens per event
   std::string response_members;        // responses: what of the answer repeats the request

@@ -145,8 +145,8 @@ std::vector<OptionRow> EngineOptionRows() {
        "Reuse the cache blocks of equal prompt beginnings", every,
        [](Settings& s, const OptionValue& v) { s.engine.enable_prefix_caching = Switch(v); }},
       {"kv-offload-memory-bytes", one, "KV cache", "SIZE", "none",
-       "Cache blocks that leave the KV cache's memory are kept in so many bytes of the host's, and "
-       "come back when a prompt begins alike, with equal bits: 8GiB, ...",
+       "Host memory for cache blocks that leave the KV cache's memory. They come back, with equal "
+       "bits, when a prompt begins with their tokens: 8GiB, ...",
        every,
        [](Settings& s, const OptionValue& v) {
          s.engine.kv_offload_memory_bytes = ParseSize(v.where, Text(v));

@@ -26,7 +26,7 @@ class RequestRegistry {
  private:
   std::mutex mutex_;
   std::multimap<std::string, std::weak_ptr<GenerationResponse>, std::less<>> responses_;
-  size_t next_sweep_ = 64;  // forgets what has ended when there are so many
+  size_t next_sweep_ = 64;  // at this size, responses that have ended are removed
 };
 
 }  // namespace outrider

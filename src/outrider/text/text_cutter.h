@@ -11,7 +11,7 @@ namespace outrider {
 
 /// Both in characters (code points); 0: no limit.
 struct CutLimits {
-  size_t text = 0;  // every so many characters there is a cut
+  size_t text = 0;  // longest piece
   size_t run = 0;   // longest run of white space, and of anything but white space, between two cuts
 };
 

@@ -77,7 +77,7 @@ void ArrangePart(const float* q, int64_t width, float* lanes) {
   }
 }
 
-/// Floats that hold so many elements of a query.
+/// How many floats hold `elements` elements of a query.
 template <typename Isa>
 constexpr int64_t LanesOf(int64_t elements) {
   return Isa::kDots ? elements / 2 : elements;

@@ -66,9 +66,9 @@ void Finish(const PanelProduct& product, int64_t p, const float* sums, int64_t r
 /// How far ahead the streams of a tile read: each in its panel and, past the panel's end, in its
 /// successor of a later tile.
 struct ReadAhead {
-  int64_t before;  // bytes from where a stream is, as long as that is
-  int64_t rounds;  // less than so many rounds into its panel
-  int64_t after;   // bytes from there on
+  int64_t before;  // bytes ahead of a stream in the first `rounds` rounds of its panel
+  int64_t rounds;
+  int64_t after;  // bytes ahead of it in later rounds
 
   const std::byte* From(const std::byte* w, int64_t round, int64_t round_bytes) const {
     return w + round * round_bytes + (round < rounds ? before : after);
@@ -134,8 +134,8 @@ int64_t MultiplyInTiles(const PanelProduct& product, TileFunction tile, int64_t 
   return first;
 }
 
-/// Three or four rows: by three panels as long as there are so many. Returns the first panel that
-/// is left.
+/// Three or four rows: takes three panels at a time while three are left. Returns the first panel
+/// that it did not take.
 int64_t MultiplyByThreePanels(const PanelProduct& product) {
   const auto multiply = product.rows == 3 ? MultiplyThreeRows : MultiplyFourRows;
   int64_t first = 0;

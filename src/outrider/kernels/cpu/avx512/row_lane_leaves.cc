@@ -48,7 +48,7 @@ struct TileArgs {
   int64_t sums_stride;
   bool from_zero;
   float factor;  // of the sums in the end
-  // Meanwhile so many lines of entries are fetched into L2, each from byte `first` on.
+  // Prefetches into L2 meanwhile: `lines` cache lines of each entry, from byte `first` on.
   const std::byte* const* entries = nullptr;
   int64_t num_entries = 0;
   int64_t first = 0;
@@ -138,8 +138,8 @@ inline __attribute__((always_inline)) void Widen(const std::byte* from, float* t
   _mm512_store_si512(to + 16, _mm512_maskz_permutexvar_epi16(kUpper, high, both));
 }
 
-/// Elements [first, first + count) of entries as float32, kMost apart, of which count is at most
-/// so many; all are multiples of kEntryLanes.
+/// Writes elements [first, first + count) of each entry as float32, kMost floats from one entry to
+/// the next. count is at most kMost; first, count and kMost are multiples of kEntryLanes.
 template <bool kIsBFloat16, int64_t kMost>
 void WidenBlock(const std::byte* const* entries, int64_t num_entries, int64_t first, int64_t count,
                 float* to) {

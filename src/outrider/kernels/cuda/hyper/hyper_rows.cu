@@ -10,7 +10,8 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kMaxHidden = 8192;
-// From so many on a cluster takes several rows, whose weights it reads once: fn comes from L2.
+// From this number of rows on, a cluster takes kRowsTogether of them and reads fn, which comes from
+// L2, once.
 constexpr int kManyRows = 32;
 constexpr int kRowsTogether = 4;
 

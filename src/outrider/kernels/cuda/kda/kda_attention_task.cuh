@@ -386,7 +386,8 @@ class KdaTask {
     }
   }
 
-  /// The state of so many tokens is there.
+  /// Stores the state behind the first `tokens` tokens where the step leaves it: as the request's
+  /// own, and as the checkpoints that stand there.
   __device__ __forceinline__ void KeepState(int tokens) const {
     if (tokens == state_end_) StoreState(OwnPages());
     if (tokens <= request_.context) return;

@@ -5,7 +5,7 @@
 
 namespace outrider::cuda {
 
-/// A piece of so many numbers: that of `head`, counted over all layers.
+/// Where the kNumbers floats of `head` begin. Heads are counted over all layers.
 template <int kNumbers>
 __device__ __forceinline__ float* PieceOf(const KdaMemory& memory, const int32_t* pages, int head) {
   constexpr int64_t kBytes = int64_t{kNumbers} * int64_t{sizeof(float)};

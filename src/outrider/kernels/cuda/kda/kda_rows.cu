@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = kKdaDim;
 constexpr int kNormThreads = 256;
 constexpr int kGateThreads = 256;
-// From so many rows on a block takes several, whose taps it reads once.
+// From this number of rows on, a block takes kRowsTogether of them and reads their taps once.
 constexpr int kManyRows = 1024;
 constexpr int kRowsTogether = 4;
 

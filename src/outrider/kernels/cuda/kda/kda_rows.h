@@ -11,7 +11,7 @@
 
 namespace outrider::cuda {
 
-/// Requests of so many rows, or fewer, are left to KdaAttention, which finishes their rows itself.
+/// KdaRows skips requests of this number of rows or fewer: KdaAttention finishes their rows.
 inline constexpr int kKdaFewRows = 32;
 
 struct KdaRowsParams {

@@ -144,8 +144,8 @@ struct MatMulParams {
   const int32_t* x_rows = nullptr;
   int x_size = 0;
   PackedWeight w;
-  // w is so many matrices [n / groups, k] below one another, each for its own k columns of x [rows,
-  // groups * k]. FitsGroups says for which this is possible; without x_rows.
+  // w holds `groups` matrices [n / groups, k] below one another. Each multiplies its own k columns
+  // of x [rows, groups * k]. FitsGroups says where this is possible; x_rows is null then.
   int groups = 1;
   void* y = nullptr;     // [rows, columns], 16-byte aligned
   int64_t y_stride = 0;  // elements, a multiple of 8
@@ -155,8 +155,8 @@ struct MatMulParams {
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
 
-/// Whether a product of `rows` rows can have so many groups: a block's rows of the weight are of
-/// one.
+/// Whether a product of `rows` rows can have `groups` groups: the weight's rows of a block must
+/// belong to one group.
 bool FitsGroups(const PackedWeight& w, int groups, int rows);
 
 /// Throws Error for a call that cannot be, with what would be right, and for errors of CUDA.

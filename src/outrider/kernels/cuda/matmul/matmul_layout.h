@@ -39,7 +39,7 @@ constexpr int UnitBytes(WeightFormat format) {
                                          : kF8UnitBytes;
 }
 
-/// Packed weights are copied as rows of so many bytes; the bytes of a weight are a multiple.
+/// Packed weights are copied as rows of this size; the bytes of a weight are a multiple of it.
 inline constexpr int kCopyRowBytes = 128;
 
 /// Larger tiles of experts' rows are not copied row by row: they are brought together first.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxSegments = 8;
 constexpr int kPairTokens = 32;  // the largest tile of e2m1 experts that two warpgroups share
-constexpr int kNarrowRows = 64;  // up to so many rows a product is bound by its weight's bytes
+constexpr int kNarrowRows = 64;  // up to here the weight's bytes limit a product
 
 constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
 
@@ -30,8 +30,8 @@ constexpr bool HasBytes(WeightFormat format) {
   return format != WeightFormat::kBf16 && !IsFourBits(format);
 }
 
-/// How many blocks share rows of x, where not all have a multiprocessor of their own. It pays with
-/// rows that are many, but not so many that products take longer than reading x.
+/// How many blocks share rows of x, where not all have a multiprocessor of their own. Sharing pays
+/// where reading x takes long, and no longer than the products.
 int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
   const bool pays = weight.format == WeightFormat::kBf16 && (tokens == 32 || tokens == 64);
   if (!pays || segments > 1 || rows > tokens) return 1;

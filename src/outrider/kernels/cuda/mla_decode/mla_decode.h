@@ -41,8 +41,8 @@ struct MlaSplits {
 /// The splits for a head count.
 MlaSplits DefaultMlaSplits(int heads);
 
-/// From now on so many streams may run attention on a GPU at the same time: each takes its part of
-/// the multiprocessors, as blocks of one kernel wait for each other's results. For ranks that share
+/// Lets `streams` streams run attention on a GPU at the same time. Blocks of one kernel wait for
+/// each other's results, so each stream takes its part of the multiprocessors. For ranks that share
 /// a GPU, which only tests do. Results do not depend on it.
 void ShareMlaBlocks(int streams);
 

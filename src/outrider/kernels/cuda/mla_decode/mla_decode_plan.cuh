@@ -93,8 +93,8 @@ __device__ __forceinline__ void MeasureTiles(const MlaPlanArguments& args, PlanC
 /// What a block gets at most.
 struct PlanShare {
   int cost;
-  bool alike;       // tiles are cut alike
-  int pieces_each;  // then: in so many pieces
+  bool alike;       // all tiles are cut into pieces_each pieces
+  int pieces_each;  // if alike
 };
 
 __device__ __forceinline__ PlanShare FindShare(const MlaPlanArguments& args,

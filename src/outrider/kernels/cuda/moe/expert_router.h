@@ -21,7 +21,7 @@ struct ExpertRouterParams {
   const int32_t* true_rows = nullptr;  // optional [1] on the device
   int experts = 0;                     // routed: 1 .. 512
   int top_k = 0;                       // with shared_experts 1 .. 32
-  // Every row goes to experts number `experts` and so many from there on too, with weight 1. A wide
+  // Every row also goes to experts experts .. experts + shared_experts - 1, with weight 1. A wide
   // shared MLP is several of them: its down product is the sum over parts of its columns.
   int shared_experts = 0;
   ExpertScores scores = ExpertScores::kSigmoid;

@@ -58,7 +58,7 @@ void CudnnOk(fe::error_t error, const std::string& what) {
 
 class PromptAttention::Plans {
  public:
-  /// With plans of so many prompts.
+  /// Builds a plan for each number of prompts in `plan_prompts`.
   Plans(const PromptAttentionShape& shape, std::span<const int> plan_prompts) : shape_(shape) {
     const auto width_ok = [](int width) { return width > 0 && width <= 256 && width % 8 == 0; };
     if (shape.heads <= 0 || !width_ok(shape.key_width) || !width_ok(shape.value_width)) {

@@ -318,7 +318,7 @@ int Take(const ExchangeParams& params, std::span<const ColumnCopy> copies, size_
   return static_cast<int>(copies.size());
 }
 
-/// So that every thread has `chunks` of so many bytes.
+/// Blocks of an exchange, each for `bytes_of_block`; at least `least`.
 int BlocksFor(const ExchangeParams& params, int64_t bytes_of_block, int least) {
   const int most = params.shares_gpu ? kMostSharedExchangeBlocks : kMostExchangeBlocks;
   const int64_t blocks = (params.bytes + bytes_of_block - 1) / bytes_of_block;

@@ -13,12 +13,12 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kChunk = 4 * kThreads;
 constexpr int kMaxChunks = 8;
-// With so many rows a multiprocessor has several blocks at a time, and another block is worth more
-// than terms that are asked for together.
+// From this number of rows on, a multiprocessor has several blocks at a time. Another block then
+// gains more than loading several terms together.
 constexpr int kManyRows = 128;
 
-/// How many terms are asked for together in rows of so many chunks, and how many blocks a
-/// multiprocessor has registers for.
+/// How many terms a thread loads together, and how many blocks a multiprocessor has registers
+/// for.
 struct Occupancy {
   int together;
   int blocks;

@@ -31,8 +31,8 @@ struct alignas(16) RequestSampling {
   bool penalised = false;
   int32_t first_bias = 0;  // in DrawParams::bias_tokens and bias_values
   int32_t num_biases = 0;
-  int32_t top_logprobs = -1;  // log-probabilities of so many tokens beside the drawn one's;
-                              // negative: none at all
+  int32_t top_logprobs = -1;  // how many likeliest tokens' log-probabilities are wanted
+                              // beside the drawn one's; negative: none at all
 };
 
 /// Bit 31 of an entry of DrawParams::counts: the token is in the prompt. The rest counts the

@@ -9,7 +9,7 @@ namespace outrider::cuda {
 struct DrawnRow {
   int row;
   int request;
-  int index;  // among its request's rows: so many drafts come before it
+  int index;  // among its request's rows: the number of drafts before it
   int64_t position;
   int first_token;  // whose logit is the first
   const float* logits;
