@@ -389,6 +389,13 @@ def what_cannot_be_read_says_what_to_do():
 
 
 @test
+def what_is_no_checkpoint_is_said_first():
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        lines = refused("serve", directory, *FEW)
+    assert len(lines) == 2 and "config.json: cannot be opened" in lines[1], lines
+
+
+@test
 def help_and_version_are_commands_too():
     def said(*arguments):
         return subprocess.run([OUTRIDER, *arguments], capture_output=True, text=True,

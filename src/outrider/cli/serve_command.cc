@@ -9,6 +9,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/version.h"
+#include "outrider/checkpoint/model_config.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/grpc_start.h"
@@ -66,6 +67,7 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   }
   std::optional<KvEventPublisher> publisher;
   if (kv_events) publisher.emplace(*kv_events);
+  ReadModelConfig(settings.engine.model);  // what is no checkpoint has no template either
   PrepareChats(settings.engine);
   ReadExampleQuestions(settings.engine.model);
   const LoadedEngine loaded = LoadWithProgress(
