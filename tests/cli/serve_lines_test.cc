@@ -295,6 +295,25 @@ TEST(ExplainReport, Text) {
                   HasSubstr("10.3 M"), HasSubstr("1234 tokens"), HasSubstr("ChainDrafter, k = 3")));
 }
 
+// What the first of several ranks keeps of a group is a part of it: its bytes are told, no bits of
+// a weight.
+TEST(ExplainReport, BitsOfAWeightAreToldOfOneRank) {
+  EngineOptions options;
+  options.model = SourceDirectory() / "models/tiny-v3-mtp3";
+  const LoadedEngine one = ExplainEngine(options);
+  EXPECT_THAT(ExplainText("models/tiny", one), HasSubstr("; in memory bfloat16: 16."));
+  options.tensor_parallel_size = 2;
+  const LoadedEngine two = ExplainEngine(options);
+  const std::string text = ExplainText("models/tiny", two);
+  EXPECT_THAT(text, HasSubstr("on the first rank bfloat16, "));
+  EXPECT_THAT(text, Not(HasSubstr("; in memory ")));
+  const auto groups_of = [](const LoadedEngine& explained) {
+    return Json::parse(ExplainJson("models/tiny", explained))["memory"]["weight_groups"];
+  };
+  EXPECT_TRUE(groups_of(one).at(0).contains("memory_bits"));
+  EXPECT_FALSE(groups_of(two).at(0).contains("memory_bits"));
+}
+
 TEST(ExplainReport, Json) {
   const Json object = Json::parse(ExplainJson("models/tiny", BundledModel()));
   EXPECT_EQ(object["shapes"]["kv_lora_rank"], 512);

@@ -264,8 +264,8 @@ Json WeightGroupsJson(const MemoryReport& memory) {
                       {"weights", group.weights},
                       {"stored", group.stored},
                       {"stored_bits", group.stored_bits},
-                      {"bytes_by_type", SizesJson(group.packed)},
-                      {"memory_bits", group.packed_bits()}});
+                      {"bytes_by_type", SizesJson(group.packed)}});
+    if (memory.ranks.empty()) groups.back()["memory_bits"] = group.packed_bits();
   }
   return groups;
 }
@@ -310,10 +310,14 @@ std::string ExplainText(const std::string& model, const LoadedEngine& explained)
   for (const WeightGroup& group : explained.memory.weight_groups) {
     std::vector<std::string_view> types;
     for (const auto& [dtype, bytes] : group.packed) types.push_back(DTypeName(dtype));
-    out +=
-        fmt::format("  {:<{}}  {} of {}: {} bits; in memory {}: {:.2f} bits, {}\n", group.name,
-                    name_width, CountText(group.weights), group.stored, group.stored_bits,
-                    fmt::join(types, ", "), group.packed_bits(), ByteSizeText(SumOf(group.packed)));
+    // A rank has some of the weights: bytes by all of them are no weight's bits.
+    const std::string in_memory =
+        explained.memory.ranks.empty()
+            ? fmt::format("in memory {}: {:.2f} bits", fmt::join(types, ", "), group.packed_bits())
+            : fmt::format("on the first rank {}", fmt::join(types, ", "));
+    out += fmt::format("  {:<{}}  {} of {}: {} bits; {}, {}\n", group.name, name_width,
+                       CountText(group.weights), group.stored, group.stored_bits, in_memory,
+                       ByteSizeText(SumOf(group.packed)));
   }
   out += "\nDecisions\n";
   size_t width = 0;
