@@ -82,7 +82,7 @@ def run_tests(args):
 def run_fuzz(args):
     for seconds, models in FUZZ:
         output = run(args.build / "tests/engine/outrider_exactness_fuzz", "--device", "cuda",
-                     "--ranks", args.ranks, "--seconds", seconds, "--requests", 10**6, *models,
+                     "--ranks", args.ranks, "--seconds", seconds, "--engines", 4, "--servings", 4, *models,
                      seconds=seconds + 60)
         print(f"fuzz {' '.join(models)}: {output.splitlines()[-1]}", flush=True)
 

@@ -4,10 +4,16 @@
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] [--late 1] [--v4 1]
 //                           [--eagle3 1] [--sparse 1] [--step 1] [--hybrid 1] [--device cuda]
-//                           [--int4 1] [--fp8-cache 1]
+//                           [--int4 1] [--fp8-cache 1] [--engines N] [--servings N]
 //
-// In half of the rounds pages that a request gets hold NaN until they are written, and the host and
-// the device stop at random moments.
+// A round draws requests, N random engines for them, and how each of these serves them N times: in
+// which order, with which priorities, salts, numbers of drafts and aborts, and how many steps are
+// made between two. What the requests give alone is found once a round. A request counts once for
+// each serving: with --engines 8 --servings 4 most of the time goes into what is tested, and not
+// into single requests, which take most of it on a GPU otherwise (tools/fuzz_gpus.py).
+//
+// For half of the engines pages that a request gets hold NaN until they are written, and the host
+// and the device stop at random moments.
 //
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
@@ -38,7 +44,6 @@
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that.
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -48,11 +53,13 @@
 namespace outrider::fuzz {
 namespace {
 
+constexpr int64_t kMostServings = 1000;
+
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
              "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
-             "[--fp8-cache 1] [--ranks N] [--divided 1] "
+             "[--fp8-cache 1] [--ranks N] [--divided 1] [--engines N] [--servings N] "
              "[--device cpu|cuda]\n");
   std::exit(2);
 }
@@ -80,6 +87,10 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.round = static_cast<uint32_t>(value);
     } else if (name == "--ranks" && value >= 1 && value <= kMostRanks) {
       arguments.ranks = static_cast<int32_t>(value);
+    } else if (name == "--engines" && value >= 1 && value <= kMostServings) {
+      arguments.engines = static_cast<int32_t>(value);
+    } else if (name == "--servings" && value >= 1 && value <= kMostServings) {
+      arguments.servings = static_cast<int32_t>(value);
     } else if (name == "--divided") {
       arguments.divided = value != 0;
     } else if (name == "--late") {
@@ -115,28 +126,29 @@ int Main(int argc, char** argv) {
   // Recorded steps of ranks that share a GPU wait for each other there: each needs a queue.
   if (arguments.ranks > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   Rounds rounds(arguments);
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  const auto elapsed = [&] {
-    return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
-  };
-  int64_t requests = 0;
-  int64_t next_line = 10;
+  const Counts& counts = rounds.counts();
+  double next_line = 10;
   const uint32_t first_round = arguments.round.value_or(arguments.seed * 1000000);
   uint32_t round = first_round;
-  while (requests < arguments.requests && elapsed() < arguments.seconds) {
-    requests += rounds.Run(round++);
-    if (elapsed() >= next_line) {
-      fmt::print("{} s: {} requests equal\n", elapsed(), requests);
+  while (!rounds.IsDone()) {
+    rounds.Run(round++);
+    if (rounds.Elapsed() >= next_line) {
+      fmt::print("{:.0f} s: {} requests equal\n", rounds.Elapsed(), counts.requests);
       std::fflush(stdout);
-      next_line = elapsed() + 10;
+      next_line = rounds.Elapsed() + 10;
     }
   }
+  const References& alone = rounds.references();
   fmt::print(
-      "{} requests in {} rounds equal (seed {}, {} s; {} with grammars, {} preemptions, {} cached "
-      "tokens, {} that came back, {} drafts accepted)\n",
-      requests, round - first_round, arguments.seed, elapsed(), rounds.with_grammar(),
-      rounds.preemptions(), rounds.cached_tokens(), rounds.returned_tokens(), rounds.accepted());
+      "{:.1f} s to make engines, {:.1f} s for {} steps of them, {:.1f} s for {} steps of {} "
+      "requests alone\n",
+      counts.making_seconds, counts.serving_seconds, counts.steps, alone.seconds(), alone.steps(),
+      alone.requests());
+  fmt::print(
+      "{} requests in {} rounds equal (seed {}, {:.0f} s; {} with grammars, {} preemptions, {} "
+      "cached tokens, {} that came back, {} drafts accepted)\n",
+      counts.requests, round - first_round, arguments.seed, rounds.Elapsed(), counts.with_grammar,
+      counts.preemptions, counts.cached_tokens, counts.returned_tokens, counts.accepted);
   return 0;
 }
 

@@ -24,6 +24,8 @@ struct Arguments {
   int64_t seconds = INT64_MAX;
   uint32_t seed = 1;
   std::optional<uint32_t> round = std::nullopt;  // the first; else as the seed says
+  int32_t engines = 1;                           // of a round's requests
+  int32_t servings = 1;                          // of them by each engine
   bool late = false;
   bool v4 = false;
   bool eagle3 = false;
@@ -263,7 +265,8 @@ class Models {
     }
     if (arguments_.sparse && on_gpu())
       return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 3)));
-    if (arguments_.v4 && on_gpu()) return kGpuV4Models.at(static_cast<size_t>(Uniform(0, 1)));
+    if (arguments_.v4 && on_gpu())
+      return kGpuV4Models.at(static_cast<size_t>(Uniform(0, kGpuV4Models.size() - 1)));
     if (arguments_.hybrid && on_gpu())
       return kGpuHybridModels.at(static_cast<size_t>(Uniform(0, 1)));
     if (arguments_.hybrid) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));

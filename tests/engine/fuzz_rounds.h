@@ -1,11 +1,9 @@
-// A round of outrider_exactness_fuzz: random requests through a random engine, together and each
+// A round of outrider_exactness_fuzz: random requests through random engines, together and each
 // alone.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 #include <thread>
 
@@ -16,8 +14,8 @@
 #include "outrider/ops/cuda/hopper_gpu.h"
 #endif
 #include "tests/engine/fuzz_options.h"
-#include "tests/engine/random_grammars.h"
-#include "tests/engine/random_requests.h"
+#include "tests/engine/fuzz_references.h"
+#include "tests/engine/fuzz_requests.h"
 #include "tests/execute/disturbing_executor.h"
 #include "tests/ops/token_keeping_ops.h"
 
@@ -73,6 +71,19 @@ inline std::vector<int> DevicesOf([[maybe_unused]] int32_t ranks) {
   return devices;
 }
 
+/// What was compared, and what it took.
+struct Counts {
+  int64_t requests = 0;  // once for each serving
+  int64_t with_grammar = 0;
+  int64_t preemptions = 0;
+  int64_t cached_tokens = 0;
+  int64_t returned_tokens = 0;
+  int64_t accepted = 0;
+  int64_t steps = 0;  // of engines that serve several
+  double making_seconds = 0;
+  double serving_seconds = 0;
+};
+
 class Rounds {
  public:
   explicit Rounds(const Arguments& arguments)
@@ -80,32 +91,70 @@ class Rounds {
         random_{std::mt19937(arguments.seed)},
         models_(arguments_, random_),
         options_(arguments_, models_, random_),
+        requests_(random_),
         ops_(MakeDeviceOps(arguments.device)),
         own_rank_ops_(
             arguments_.ranks == 1
                 ? MakeRankOps(DeviceKind::kCpu, {})
                 : MakeRankOps(arguments.device, DevicesOf(arguments_.ranks), arguments_.divided)),
         rank_ops_(PointersTo(own_rank_ops_)),
-        disturbances_(DisturbancesOf(DisturbedOps())) {}
+        disturbances_(DisturbancesOf(DisturbedOps())),
+        references_(models_) {}
 
-  int64_t preemptions() const { return preemptions_; }
-  int64_t cached_tokens() const { return cached_tokens_; }
-  int64_t returned_tokens() const { return returned_tokens_; }
-  int64_t accepted() const { return accepted_; }
-  int64_t with_grammar() const { return with_grammar_; }
+  const Counts& counts() const { return counts_; }
+  const References& references() const { return references_; }
 
-  /// One engine, some requests. Returns their number; throws Different.
-  int Run(uint32_t round_seed) {
+  double Elapsed() const { return Since(start_); }
+  /// Whether the time or the requests that were asked for are used up.
+  bool IsDone() const {
+    return counts_.requests >= arguments_.requests ||
+           Elapsed() >= static_cast<double>(arguments_.seconds);
+  }
+
+  /// Some requests of a model, in several engines. Throws Different.
+  void Run(uint32_t round_seed) {
     random_.numbers.seed(round_seed);
     const ModelChoice& model = models_.Draw();
+    const ModelConfig config = ReadModelConfig(models_.Options(model, ops_.get()).checkpoint);
+    const bool many = model.dummy_seed || models_.on_gpu();
+    const int count = !many                    ? Uniform(2, 12)
+                      : arguments_.engines > 1 ? Uniform(16, 64)
+                                               : Uniform(4, 48);
+    const RequestSet set =
+        requests_.Draw(round_seed, count, model, static_cast<int32_t>(config.vocab_size));
+    references_.BeginRequests();
+    for (int32_t e = 0; e < arguments_.engines && (e == 0 || !IsDone()); ++e) {
+      RunEngine(round_seed, e, model, set);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double Since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  /// A request of a serving.
+  struct Served {
+    size_t number;  // of References
+    GenerationRequest request;
+    Generated got;
+    RequestId id = {};
+    bool aborted = false;
+  };
+
+  /// One random engine that serves the requests as often as the arguments say.
+  void RunEngine(uint32_t round_seed, int32_t engine_number, const ModelChoice& model,
+                 const RequestSet& set) {
     TestEngineOptions options = options_.Draw(model, ops_.get());
     options.ranks = arguments_.ranks;
     options.rank_ops = rank_ops_;
     options.divides_requests = arguments_.divided;
-    if (!IsShared(options)) return 0;
+    if (!IsShared(options)) return;
     // A GPU is served over a thread of its own.
-    options.queued = arguments_.late ? round_seed % 2 == 0 : models_.on_gpu();
-    if (arguments_.late && !options.queued) options.late_seed = round_seed;
+    const uint32_t seed = round_seed + static_cast<uint32_t>(engine_number);
+    options.queued = arguments_.late ? seed % 2 == 0 : models_.on_gpu();
+    if (arguments_.late && !options.queued) options.late_seed = seed;
     std::vector<std::unique_ptr<Ops>> keeping_ops;
     if (arguments_.late && !models_.on_gpu() && !IsV4(model)) {
       for (int32_t rank = 0; rank < arguments_.ranks; ++rank) {
@@ -115,57 +164,84 @@ class Rounds {
       options.ops = keeping_ops.front().get();
       options.rank_ops = PointersTo(keeping_ops);
     }
-    if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
-      options.make_executor = [this, round_seed](std::vector<RankParts> parts) {
-        return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
+    if (Uniform(0, 1) == 0) {
+      options.make_executor = [this, seed](std::vector<RankParts> parts) {
+        return std::make_unique<DisturbingExecutor>(std::move(parts), seed, disturbances_);
       };
     }
-    std::vector<GenerationRequest> requests = RandomRequests(
-        round_seed, model.dummy_seed || models_.on_gpu() ? Uniform(4, 48) : Uniform(2, 12));
-    if (IsV4(model) || HasState(model)) LengthenPrompts(requests);
-    for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
-    const int64_t vocab = ReadModelConfig(options.checkpoint).vocab_size;
-    AddGrammars(round_seed, static_cast<int32_t>(vocab), requests);
-
+    const auto begin = Clock::now();
     const auto engine = MakeTestEngine(options, &BundledTokenizer());
-    std::vector<Generated> together(requests.size());
-    std::vector<RequestId> ids;
-    std::vector<bool> aborted(requests.size(), false);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      ids.push_back(Submit(*engine, requests[i], &together[i]));
-      for (int steps = Uniform(0, 3); steps > 0; --steps) engine->Step();
-      if (Uniform(0, 15) == 0) {
-        const auto victim = static_cast<size_t>(Uniform(0, static_cast<int>(i)));
-        if (!together[victim].finish_reason) aborted[victim] = true;
-        engine->Abort(ids[victim]);
-      }
-    }
-    RunUntilIdle(*engine);
-    AddSecondTurns(*engine, requests, together, aborted);
-    FinishWork();
+    counts_.making_seconds += Since(begin);
+    // Other bits after answers that are found are those of one serving: SharesAnAnswer.
     const bool crosses_roles =
         options.prefix_caching && options.fast_prefix && options.cache_form == KvCacheForm::kLatent;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (crosses_roles && SharesAnAnswer(requests, together, i)) continue;
-      Check(requests[i], model, options.cache_form, together[i], aborted[i],
-            fmt::format("round {}, {}, {}, request {}", round_seed, model.name,
-                        RandomOptions::Describe(options), i));
+    const int32_t servings = crosses_roles ? 1 : arguments_.servings;
+    for (int32_t s = 0; s < servings && (s == 0 || !IsDone()); ++s) {
+      // Of half of the later ones nothing is found that earlier ones computed.
+      const std::string salt = s > 0 && Uniform(0, 1) == 0 ? fmt::format("serving {} ", s) : "";
+      const auto serving_begin = Clock::now();
+      std::vector<Served> served = Serve(*engine, set, options, salt);
+      FinishWork();
+      counts_.serving_seconds += Since(serving_begin);
+      for (size_t i = 0; i < served.size(); ++i) {
+        if (crosses_roles && SharesAnAnswer(served, i)) continue;
+        Check(served[i], model, options,
+              fmt::format("round {}, engine {}, serving {}, {}, {}, request {}", round_seed,
+                          engine_number, s, model.name, RandomOptions::Describe(options),
+                          served[i].number));
+      }
+      counts_.requests += static_cast<int64_t>(served.size());
+      for (const Served& each : served)
+        counts_.with_grammar += each.request.grammar.grammar ? 1 : 0;
+      if (engine->Counters().kv_cache_usage != 0) {
+        throw Different(fmt::format("DIFFERENT: round {}: pages of ended requests", round_seed));
+      }
     }
     const EngineCounters counters = engine->Counters();
-    if (counters.kv_cache_usage != 0) {
-      throw Different(fmt::format("DIFFERENT: round {}: pages of ended requests", round_seed));
-    }
-    preemptions_ += counters.num_preemptions;
-    cached_tokens_ += counters.prefix_cache_hits;
-    returned_tokens_ += counters.host_cache_hits;
-    for (const GenerationRequest& request : requests) {
-      if (request.grammar.grammar) ++with_grammar_;
-    }
-    accepted_ += counters.speculation.num_accepted_tokens;
-    return static_cast<int>(requests.size());
+    counts_.steps += counters.num_steps;
+    counts_.preemptions += counters.num_preemptions;
+    counts_.cached_tokens += counters.prefix_cache_hits;
+    counts_.returned_tokens += counters.host_cache_hits;
+    counts_.accepted += counters.speculation.num_accepted_tokens;
   }
 
- private:
+  /// Requests come in any order, and some are aborted; then some go on as chats do: the prompt and
+  /// the answer, then a few tokens more.
+  std::vector<Served> Serve(Engine& engine, const RequestSet& set, const TestEngineOptions& options,
+                            const std::string& salt) {
+    const Arrivals arrivals = requests_.DrawArrivals(set, options);
+    std::vector<Served> served;
+    served.reserve(2 * arrivals.order.size());  // engines know where answers go
+    const auto submit = [&](size_t number, GenerationRequest request) {
+      served.push_back({number, requests_.Vary(std::move(request), options, salt), {}, {}, false});
+      Served& last = served.back();
+      last.id = Submit(engine, last.request, &last.got);
+      for (int steps = Uniform(0, arrivals.most_steps); steps > 0; --steps) engine.Step();
+    };
+    for (const size_t number : arrivals.order) {
+      submit(number, set.requests[number]);
+      if (Uniform(0, 15) > 0) continue;
+      Served& victim = served[static_cast<size_t>(Uniform(0, static_cast<int>(served.size()) - 1))];
+      if (!victim.got.finish_reason) victim.aborted = true;
+      engine.Abort(victim.id);
+    }
+    RunUntilIdle(engine);
+    for (size_t i = 0; i < arrivals.order.size(); ++i) {
+      const size_t number = arrivals.order[i];
+      if (!set.second_turns[number] || served[i].aborted) continue;
+      GenerationRequest request = set.requests[number];
+      std::vector<int32_t>& prompt = request.prompt_token_ids;
+      prompt.insert(prompt.end(), served[i].got.tokens.begin(), served[i].got.tokens.end());
+      prompt.insert(prompt.end(), set.second_turns[number]->begin(),
+                    set.second_turns[number]->end());
+      const int32_t room = kMaxModelLen - static_cast<int32_t>(prompt.size());
+      request.sampling.min_tokens = std::min(request.sampling.min_tokens, room);
+      submit(set.requests.size() + number, std::move(request));
+    }
+    RunUntilIdle(engine);
+    return served;
+  }
+
   /// Nothing runs on the GPUs of ranks when requests run alone in another stream: there are kernels
   /// whose blocks wait for each other.
   void FinishWork() const {
@@ -183,12 +259,6 @@ class Rounds {
   std::vector<const Ops*> DisturbedOps() const {
     if (!models_.on_gpu() || !rank_ops_.empty()) return rank_ops_;
     return {ops_.get()};
-  }
-
-  static bool CanBeDisturbed(const TestEngineOptions& options) {
-    return std::ranges::all_of(TestCacheConfig(options).groups, [](const CacheGroupSpec& group) {
-      return group.kind == CacheGroupKind::kFullHistory;
-    });
   }
 
   /// Whether the ranks can share the models.
@@ -209,105 +279,31 @@ class Rounds {
 
   int Uniform(int low, int high) { return random_.Uniform(low, high); }
 
-  /// Half of them begin with up to 270 tokens of one text: windows and compressed entries are cut
-  /// and found again.
-  void LengthenPrompts(std::vector<GenerationRequest>& requests) {
-    std::vector<int32_t> text(270);
-    for (int32_t& token : text) token = Uniform(6, 1548);
-    for (GenerationRequest& request : requests) {
-      if (Uniform(0, 1) == 0) continue;
-      auto& prompt = request.prompt_token_ids;
-      prompt.resize(std::min<size_t>(prompt.size(), 60));
-      const int length = Uniform(0, 1) == 0 ? 270 : Uniform(1, 270);
-      prompt.insert(prompt.begin(), text.begin(), text.begin() + length);
-    }
-  }
-
-  /// Shared beginnings, priorities, salts, fewer drafts.
-  void Vary(std::vector<GenerationRequest>& requests, size_t i, const TestEngineOptions& options) {
-    GenerationRequest& request = requests[i];
-    if (Uniform(0, 1) == 0) {
-      const auto& other = requests[static_cast<size_t>(Uniform(0, static_cast<int>(i) - 1))];
-      const auto& source = other.prompt_token_ids;
-      const auto shared = static_cast<size_t>(Uniform(1, static_cast<int>(source.size())));
-      auto& prompt = request.prompt_token_ids;
-      prompt.resize(std::max(prompt.size(), shared), 7);
-      std::copy_n(source.begin(), shared, prompt.begin());
-    }
-    if (Uniform(0, 3) == 0) request.priority = Uniform(-2, 2);
-    if (Uniform(0, 9) == 0) request.cache_salt = "salt";
-    if (Uniform(0, 3) == 0) {
-      constexpr std::array kStops = {"e", "a", "th", " s", "in", "."};
-      for (int n = Uniform(1, 2); n > 0; --n) {
-        request.sampling.stop.emplace_back(
-            kStops.at(static_cast<size_t>(Uniform(0, kStops.size() - 1))));
-      }
-    }
-    if (Uniform(0, 4) == 0 && options.drafter != DrafterKind::kNone) {
-      request.num_speculative_tokens = Uniform(0, options.k);
-    }
-  }
-
-  /// Some requests go on as chats do: the prompt and the answer, then a few tokens more.
-  void AddSecondTurns(Engine& engine, std::vector<GenerationRequest>& requests,
-                      std::vector<Generated>& together, std::vector<bool>& aborted) {
-    const size_t first_turns = requests.size();
-    for (size_t i = 0; i < first_turns; ++i) {
-      if (aborted[i] || requests[i].grammar.grammar || Uniform(0, 2) > 0) continue;
-      GenerationRequest request = requests[i];
-      std::vector<int32_t>& prompt = request.prompt_token_ids;
-      prompt.insert(prompt.end(), together[i].tokens.begin(), together[i].tokens.end());
-      for (int n = Uniform(1, 9); n > 0; --n) prompt.push_back(Uniform(6, 1548));
-      const int32_t room = kMaxModelLen - static_cast<int32_t>(prompt.size());
-      request.sampling.min_tokens = std::min(request.sampling.min_tokens, room);
-      requests.push_back(std::move(request));
-    }
-    together.resize(requests.size());
-    aborted.resize(requests.size(), false);
-    for (size_t i = first_turns; i < requests.size(); ++i) {
-      Submit(engine, requests[i], &together[i]);
-      for (int steps = Uniform(0, 3); steps > 0; --steps) engine.Step();
-    }
-    RunUntilIdle(engine);
-  }
-
-  /// Whether a prompt goes on as another request's prompt and answer do, by chance, and request i
-  /// is one of the two. Over latent entries a prefix hit then has other bits, if fast_prefix lets
-  /// answers be found (docs/speculation.md).
-  static bool SharesAnAnswer(const std::vector<GenerationRequest>& requests,
-                             const std::vector<Generated>& together, size_t i) {
+  /// Whether a prompt goes on as another request's prompt and answer do, and request i is one of
+  /// the two. Over latent entries a prefix hit then has other bits, if fast_prefix lets answers be
+  /// found (docs/speculation.md).
+  static bool SharesAnAnswer(const std::vector<Served>& served, size_t i) {
     const auto goes_on = [&](size_t prompt, size_t answered) {
-      const std::vector<int32_t>& tokens = requests[prompt].prompt_token_ids;
-      const std::vector<int32_t>& start = requests[answered].prompt_token_ids;
-      const auto& answer = together[answered].tokens;
+      const std::vector<int32_t>& tokens = served[prompt].request.prompt_token_ids;
+      const std::vector<int32_t>& start = served[answered].request.prompt_token_ids;
+      const auto& answer = served[answered].got.tokens;
       return !answer.empty() && tokens.size() > start.size() &&
              std::equal(start.begin(), start.end(), tokens.begin()) &&
              tokens[start.size()] == answer.front();
     };
-    for (size_t j = 0; j < requests.size(); ++j) {
+    for (size_t j = 0; j < served.size(); ++j) {
       if (j != i && (goes_on(i, j) || goes_on(j, i))) return true;
     }
     return false;
   }
 
-  void Check(GenerationRequest request, const ModelChoice& model, KvCacheForm form,
-             const Generated& got, bool aborted, const std::string& what) {
-    std::unique_ptr<Engine>& engine = alone_[{model.name, form}];
-    if (!engine) {
-      TestEngineOptions options = models_.Options(model, ops_.get());
-      options.drafter = DrafterKind::kNone;
-      options.max_num_batched_tokens = 1024;
-      options.max_model_len = kMaxModelLen;
-      options.prefix_caching = false;
-      options.cache_form = form;
-      engine = MakeTestEngine(options, &BundledTokenizer());
-    }
-    request.num_speculative_tokens.reset();
-    Generated expected;
-    Submit(*engine, std::move(request), &expected);
-    RunUntilIdle(*engine);
+  void Check(const Served& served, const ModelChoice& model, const TestEngineOptions& options,
+             const std::string& what) {
+    const Generated& expected =
+        references_.Of(served.number, served.request, model, options.cache_form, ops_.get());
+    const Generated& got = served.got;
     std::string difference;
-    if (aborted) {
+    if (served.aborted) {
       // What came before the end must be the beginning.
       const bool begins = got.tokens.size() <= expected.tokens.size() &&
                           std::equal(got.tokens.begin(), got.tokens.end(), expected.tokens.begin());
@@ -320,19 +316,17 @@ class Rounds {
   }
 
   const Arguments arguments_;
+  const Clock::time_point start_ = Clock::now();
   Random random_;
   Models models_;
   RandomOptions options_;
+  DrawRequests requests_;
   std::unique_ptr<Ops> ops_;                        // of a GPU, or null
   std::vector<std::unique_ptr<Ops>> own_rank_ops_;  // of several ranks on GPUs
   std::vector<const Ops*> rank_ops_;
   Disturbances disturbances_;
-  std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
-  int64_t preemptions_ = 0;
-  int64_t cached_tokens_ = 0;
-  int64_t returned_tokens_ = 0;
-  int64_t accepted_ = 0;
-  int64_t with_grammar_ = 0;
+  References references_;  // its engines run on these
+  Counts counts_;
 };
 
 }  // namespace outrider::fuzz

@@ -13,6 +13,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/execute/step_runner.h"
+#include "outrider/kv/cache_coordinator.h"
 #include "outrider/kv/page_number.h"
 
 namespace outrider {
@@ -27,7 +28,7 @@ struct Disturbances {
 
 class DisturbingExecutor : public Executor {
  public:
-  /// Over a StepRunner of `ranks`, whose cache groups all keep the whole history.
+  /// Over a StepRunner of `ranks`.
   DisturbingExecutor(std::vector<RankParts> ranks, uint32_t seed, Disturbances disturbances)
       : cache_(*ranks.front().cache),
         cache_ranks_(ranks.front().model->attention().cache_place().ranks),
@@ -36,9 +37,6 @@ class DisturbingExecutor : public Executor {
         known_pages_(static_cast<size_t>(ranks.front().num_slots)) {
     for (const RankParts& rank : ranks) caches_.push_back(rank.cache.get());
     inner_ = std::make_unique<StepRunner>(std::move(ranks));
-    for (const CacheGroupSpec& group : cache_.config().groups) {
-      OUTRIDER_CHECK(group.kind == CacheGroupKind::kFullHistory);
-    }
   }
 
   int32_t vocab_size() const override { return inner_->vocab_size(); }
@@ -78,16 +76,15 @@ class DisturbingExecutor : public Executor {
  private:
   void PoisonNewPages(const PlannedRequest& request) {
     std::vector<size_t>& known = known_pages_[static_cast<size_t>(request.slot)];
-    const int64_t bytes = cache_.config().PageBytes();
     for (size_t g = 0; g < known.size(); ++g) {
       const std::vector<int32_t>& table = request.tables->blocks()[g];
       for (; known[g] < table.size(); ++known[g]) {
         const int32_t page = table[known[g]];
+        if (page == CacheTables::kNoPage) continue;  // the window is past it
         for (size_t rank = 0; rank < caches_.size(); ++rank) {
           if (cache_ranks_ > 1 && !std::cmp_equal(RankOfPage(page, cache_ranks_), rank)) continue;
-          disturbances_.fill_with_ones(
-              rank, caches_[rank]->layer(0).data + OwnPage(page, cache_ranks_) * bytes,
-              static_cast<size_t>(bytes));
+          const std::span<std::byte> memory = caches_[rank]->page(OwnPage(page, cache_ranks_));
+          disturbances_.fill_with_ones(rank, memory.data(), memory.size());
         }
       }
     }
