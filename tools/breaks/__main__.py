@@ -236,7 +236,7 @@ def keep_breaks(workplace, breaks, directory):
     directory.mkdir(parents=True, exist_ok=True)
     script = ["#!/bin/sh", 'cd "$(dirname "$0")"']
     for number, b in enumerate(breaks, 1):
-        name = f"{number}_{b.topic}_{b.program}"
+        name = f"{number}_{b.topic.replace(' ', '_')}_{b.program}"
         say(f"{b.topic}: {b.mistake}")
         workplace.with_break(b, lambda b, name=name: shutil.copy(workplace.program(b),
                                                                  directory / name))
