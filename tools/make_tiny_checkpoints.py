@@ -6,7 +6,8 @@ Run by hand (needs torch, transformers and safetensors from PyPI; see tests/gold
   python tools/make_tiny_checkpoints.py [NAME ...]      # all, or the named ones
 
 Each checkpoint is a Hugging Face directory whose tensors have the published names and element
-types. transformers' own class computes the golden files in float32 from the weights as stored: the
+types; tools/random_checkpoints.py draws them from a seed, and the repository has the rest.
+transformers' own class computes the golden files in float32 from the weights as stored: the
 files are read back, FP8 blocks are multiplied out, and the result is loaded into the class. Prompts
 are drawn until no routing choice and no greedy token of the golden files is a near tie, so another
 order of summation cannot flip one. docs/golden-files.md describes the files. One family after the
@@ -22,6 +23,8 @@ import tempfile
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
+import random_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = 128  # rows and columns that share one FP8 scale
@@ -117,154 +120,17 @@ GLM_MOE_DSA = DEEPSEEK_V32 | dict(
     rms_norm_eps=1e-5, rope_theta=1000000, rope_scaling=None, index_n_heads=16, index_head_dim=16,
     index_topk=5)
 
-CHECKPOINTS = {
-    "tiny-v2": dict(config=DEEPSEEK_V2, seed=1),
-    "tiny-v2-lite": dict(config=DEEPSEEK_V2_LITE, seed=2),
-    "tiny-glm4-moe-lite": dict(config=GLM4_MOE_LITE, seed=3, shards=2),
-    "tiny-kimi-k25-fp8": dict(config=KIMI, seed=4),
-    "tiny-v3-options": dict(config=V3_OPTIONS, seed=5),
-    "tiny-v32": dict(config=DEEPSEEK_V32, seed=6),
-    "tiny-glm-dsa": dict(config=GLM_MOE_DSA, seed=7),
-}
+CHECKPOINTS = {"tiny-v2": DEEPSEEK_V2, "tiny-v2-lite": DEEPSEEK_V2_LITE, "tiny-glm4-moe-lite": GLM4_MOE_LITE, "tiny-kimi-k25-fp8": KIMI,
+               "tiny-v3-options": V3_OPTIONS, "tiny-v32": DEEPSEEK_V32, "tiny-glm-dsa": GLM_MOE_DSA}
 
 
 def text_config(config):
     return config.get("text_config", config)
 
 
-def is_moe(config, layer):
-    return layer >= config["first_k_dense_replace"]
-
-
-def random_weights(config, seed):
-    """The text model's tensors {published name: float32}, without a prefix.
-
-    Matrices are normal with standard deviation gain / sqrt(columns), so logits come out with a
-    standard deviation of about 1. Embeddings and latents are small on purpose: the epsilons of the
-    norms behind them then change the logits by far more than the tests' tolerance.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    normal = lambda *shape: torch.randn(*shape, generator=generator)
-
-    def matrix(name, rows, cols, gain=1.0):
-        weights[name + ".weight"] = normal(rows, cols) * (gain / cols**0.5)
-
-    def norm(name, size):
-        weights[name + ".weight"] = (1 + 0.25 * normal(size)).clamp(0.25, 1.75)
-
-    def mlp(name, width):
-        matrix(name + ".gate_proj", width, hidden, 1.5)
-        matrix(name + ".up_proj", width, hidden, 1.5)
-        matrix(name + ".down_proj", hidden, width, 1.0)
-
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
-    tied = config["tie_word_embeddings"]
-    weights["model.embed_tokens.weight"] = normal(config["vocab_size"], hidden) * (
-        hidden**-0.5 if tied else 0.03)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        attention = prefix + "self_attn."
-        norm(prefix + "input_layernorm", hidden)
-        if config["q_lora_rank"] is None:
-            matrix(attention + "q_proj", heads * (nope + rope), hidden, 1.5)
-        else:
-            matrix(attention + "q_a_proj", config["q_lora_rank"], hidden, 0.03)
-            norm(attention + "q_a_layernorm", config["q_lora_rank"])
-            matrix(attention + "q_b_proj", heads * (nope + rope), config["q_lora_rank"], 1.5)
-        matrix(attention + "kv_a_proj_with_mqa", latent + rope, hidden)
-        weights[attention + "kv_a_proj_with_mqa.weight"][:latent] *= 0.03
-        norm(attention + "kv_a_layernorm", latent)
-        matrix(attention + "kv_b_proj", heads * (nope + value), latent)
-        matrix(attention + "o_proj", hidden, heads * value)
-        if "index_topk" in config:
-            indexer, dim = attention + "indexer.", config["index_head_dim"]
-            matrix(indexer + "wq_b", config["index_n_heads"] * dim, config["q_lora_rank"], 1.5)
-            matrix(indexer + "wk", dim, hidden)
-            norm(indexer + "k_norm", dim)
-            weights[indexer + "k_norm.bias"] = 0.25 * normal(dim)
-            matrix(indexer + "weights_proj", config["index_n_heads"], hidden)
-        norm(prefix + "post_attention_layernorm", hidden)
-        if not is_moe(config, layer):
-            mlp(prefix + "mlp", config["intermediate_size"])
-            continue
-        matrix(prefix + "mlp.gate", config["n_routed_experts"], hidden, 2.0)
-        if config["topk_method"] == "noaux_tc":  # low enough that some biased scores are negative
-            weights[prefix + "mlp.gate.e_score_correction_bias"] = (
-                0.25 * normal(config["n_routed_experts"]) - 0.4)
-        for expert in range(config["n_routed_experts"]):
-            mlp(f"{prefix}mlp.experts.{expert}", config["moe_intermediate_size"])
-        mlp(prefix + "mlp.shared_experts",
-            config["n_shared_experts"] * config["moe_intermediate_size"])
-    norm("model.norm", hidden)
-    if not tied:
-        matrix("lm_head", config["vocab_size"], hidden, 1.5)
-    return weights
-
-
 def spread(per_block, shape):
     """[block rows, block columns] -> [rows, columns]."""
     return per_block.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:shape[0], :shape[1]]
-
-
-def to_fp8_blocks(weight):
-    """(e4m3 values, float32 weight_scale_inv): a block's largest value becomes e4m3's largest."""
-    rows, cols = weight.shape
-    scales = torch.empty(-(-rows // BLOCK), -(-cols // BLOCK))
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            block = weight[i * BLOCK:(i + 1) * BLOCK, j * BLOCK:(j + 1) * BLOCK]
-            scales[i, j] = block.abs().max() / 448
-    return (weight / spread(scales, weight.shape)).to(torch.float8_e4m3fn), scales
-
-
-def is_fp8(name):
-    """DeepSeek's rule: the linear layers of attention and feed-forward, not the router."""
-    return name.endswith("_proj.weight") or name.endswith("kv_a_proj_with_mqa.weight")
-
-
-def stored_tensors(config, weights, seed):
-    """{name in the file: tensor of the stored type}."""
-    text = text_config(config)
-    dtype = getattr(torch, text.get("dtype") or text["torch_dtype"])
-    prefix = "language_model." if text is not config else ""
-    generator = torch.Generator().manual_seed(seed + 1000)
-    stored = {}
-    for name, weight in weights.items():
-        if "quantization_config" in text and is_fp8(name):
-            shape = [-(-size // BLOCK) for size in weight.shape]
-            weight = weight * spread(0.5 + torch.rand(shape, generator=generator), weight.shape)
-            values, scales = to_fp8_blocks(weight)
-            stored[prefix + name] = values
-            stored[prefix + name + "_scale_inv"] = scales
-        else:
-            keep = "e_score_correction_bias" in name  # DeepSeek stores it as float32
-            stored[prefix + name] = weight if keep else weight.to(dtype)
-    if "vision_config" in config:  # the parts that a text engine has to pass over
-        noise = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
-        stored["vision_tower.patch_embed.proj.weight"] = noise(8, 3, 2, 2)
-        stored["mm_projector.proj.0.weight"] = noise(8, 8)
-    return stored
-
-
-def write_shards(stored, directory, count):
-    if count == 1:
-        save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
-        return
-    total = sum(t.numel() * t.element_size() for t in stored.values())
-    shards, size = [{} for _ in range(count)], 0
-    for name, tensor in stored.items():
-        shards[size * count // total][name] = tensor
-        size += tensor.numel() * tensor.element_size()
-    weight_map = {}
-    for i, shard in enumerate(shards):
-        file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-        save_file(shard, directory / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
-    write_json(directory / "model.safetensors.index.json",
-               dict(metadata=dict(total_size=total), weight_map=weight_map))
 
 
 def write_json(path, value, **form):
@@ -399,10 +265,10 @@ def write_golden(directory, model, config, seed):
               f"(prompt {found['attempts']})", flush=True)
     save_file({k: v.float().contiguous() if v.is_floating_point() else v
                for k, v in tensors.items()}, directory / "golden.safetensors")
-    write_json(directory / "golden_greedy.json", greedy)
+    write_json(directory / "golden_greedy.json", greedy, separators=(",", ":"))
 
 
-def make(name, config, seed, shards=1):
+def make(name, config):
     directory = ROOT / "tests" / "golden" / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -411,11 +277,11 @@ def make(name, config, seed, shards=1):
     write_json(directory / "generation_config.json",
                dict(_from_model_config=True, bos_token_id=0, eos_token_id=text["eos_token_id"]))
     write_tokenizer(directory)
-    write_shards(stored_tensors(config, random_weights(text, seed), seed), directory, shards)
+    random_checkpoints.write(name, record=True)
     print(name, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         model = load_transformers(directory, config, pathlib.Path(scratch))
-    write_golden(directory, model, text, seed)
+    write_golden(directory, model, text, random_checkpoints.CHECKPOINTS[name])
     total = sum(file.stat().st_size for file in directory.iterdir())
     print(f"  {total / 1024:.0f} KiB", flush=True)
 
@@ -430,7 +296,7 @@ def main():
     torch.set_num_threads(1)  # one fixed order of summation
     print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
     for name in names:
-        make(name, **CHECKPOINTS[name])
+        make(name, CHECKPOINTS[name])
 
 
 if __name__ == "__main__":

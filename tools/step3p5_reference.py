@@ -19,8 +19,8 @@ What it was compared with, November 2026:
   rotary factors of 0.5 and 1 only, and normalises weights by norm_expert_weight, which stepfun's
   code does not read; llama.cpp multiplies by 1 + w in its converter.
 
-  python3 tools/step3p5_reference.py golden DIRECTORY [--seed N] [--fp8]
-      writes a tiny random checkpoint under the published names, and what it computes
+  python3 tools/step3p5_reference.py golden NAME
+      writes tests/golden/NAME: a tiny random checkpoint under the published names, and what it computes
   python3 tools/step3p5_reference.py random DIRECTORY --count N [--seed N]
       writes N of them with random configurations, into DIRECTORY/0, 1, ...
   python3 tools/step3p5_reference.py logits DIRECTORY ID [ID ...]
@@ -37,7 +37,8 @@ import sys
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import random_checkpoints
+
 PROMPT_LENGTHS = (27, 7)
 NEW_TOKENS = 24
 MIN_ROUTING_MARGIN = 1e-4
@@ -309,61 +310,8 @@ def random_config(generator, modules):
 
 def random_tensors(config, generator):
     """{published name: float64}."""
-    c, tensors = config, {}
-    hidden, d = c["hidden_size"], c["head_dim"]
-
-    def matrix(name, *shape, gain=1.0):
-        tensors[name + ".weight"] = generator.normal(size=shape) * gain / shape[-1]**0.5
-
-    def norm(name, size):
-        tensors[name + ".weight"] = np.clip(0.25 * generator.normal(size=size), -0.75, 0.75)
-
-    def mlp(prefix, width):
-        matrix(prefix + "gate_proj", width, hidden, gain=1.5)
-        matrix(prefix + "up_proj", width, hidden, gain=1.5)
-        matrix(prefix + "down_proj", hidden, width)
-
-    tensors["model.embed_tokens.weight"] = generator.normal(size=(c["vocab_size"], hidden)) * 0.03
-    moe = Step3p5(c, tensors).moe_layers
-    for layer in range(c["num_hidden_layers"] + c["num_nextn_predict_layers"]):
-        prefix = f"model.layers.{layer}."
-        sliding = c["layer_types"][layer] == "sliding_attention"
-        setting = c["attention_other_setting"] if sliding else c
-        heads, groups = setting["num_attention_heads"], setting["num_attention_groups"]
-        if layer >= c["num_hidden_layers"]:
-            norm(prefix + "enorm", hidden)
-            norm(prefix + "hnorm", hidden)
-            matrix(prefix + "eh_proj", hidden, 2 * hidden)
-            norm(prefix + "transformer.shared_head.norm", hidden)
-            matrix(prefix + "transformer.shared_head.output", c["vocab_size"], hidden, gain=1.5)
-        norm(prefix + "input_layernorm", hidden)
-        attention = prefix + "self_attn."
-        matrix(attention + "q_proj", heads * d, hidden, gain=1.5)
-        matrix(attention + "k_proj", groups * d, hidden, gain=1.5)
-        matrix(attention + "v_proj", groups * d, hidden)
-        matrix(attention + "g_proj", heads, hidden, gain=1.5)
-        matrix(attention + "o_proj", hidden, heads * d, gain=1.5)
-        norm(attention + "q_norm", d)
-        norm(attention + "k_norm", d)
-        norm(prefix + "post_attention_layernorm", hidden)
-        if layer not in moe:
-            mlp(prefix + "mlp.", c["intermediate_size"])
-            continue
-        experts, width = c["moe_num_experts"], c["moe_intermediate_size"]
-        matrix(prefix + "moe.gate", experts, hidden, gain=2.0)
-        tensors[prefix + "moe.router_bias"] = 0.25 * generator.normal(size=experts) - 0.4
-        matrix(prefix + "moe.gate_proj", experts, width, hidden, gain=1.5)
-        matrix(prefix + "moe.up_proj", experts, width, hidden, gain=1.5)
-        matrix(prefix + "moe.down_proj", experts, hidden, width)
-        mlp(prefix + "share_expert.", c["share_expert_dim"])
-    norm("model.norm", hidden)
-    matrix("lm_head", c["vocab_size"], hidden, gain=1.5)
-    return tensors
-
-
-def is_fp8(name):
-    """The linear layers of attention and feed-forward, not the router, gates or heads."""
-    return name.endswith("_proj.weight") and "g_proj" not in name and "eh_proj" not in name
+    return {t.name: np.clip(t.mean + t.deviation * generator.normal(size=t.shape), t.low, t.high)
+            for t in random_checkpoints.step3p5_tensors(config)}
 
 
 def stored_tensors(tensors, config):
@@ -373,7 +321,7 @@ def stored_tensors(tensors, config):
     for name, tensor in tensors.items():
         if name.endswith("router_bias"):
             stored[name] = ("F32", tensor.astype(np.float32))
-        elif block and is_fp8(name):
+        elif block and random_checkpoints.is_fp8(name):
             rows, cols = tensor.shape[-2:]
             lead = tensor.shape[:-2]
             scale = np.zeros((*lead, -(-rows // block[0]), -(-cols // block[1])), np.float32)
@@ -391,8 +339,8 @@ def stored_tensors(tensors, config):
     return stored
 
 
-def write_json(path, value):
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path, value, **form):
+    path.write_text(json.dumps(value, ensure_ascii=False, **(form or {"indent": 1})) + "\n", encoding="utf-8")
 
 
 def gap(logits):
@@ -458,16 +406,21 @@ def add_case(golden, case, network, ids):
     return logits
 
 
-def write_golden(directory, seed, fp8):
-    generator = np.random.default_rng(seed)
+def write_golden(name):
+    """The folder of tests/golden, but for its weights, which tools/random_checkpoints.py draws."""
+    directory, fp8 = random_checkpoints.GOLDEN / name, name.endswith("fp8")
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(2 if fp8 else 1)
     config = random_config(generator, modules=3)
     if fp8:
         config["quantization_config"] = quantization((128, 128))
-    network = write_checkpoint(directory, config, generator)
+    write_json(directory / "config.json", config)
+    random_checkpoints.write(name, record=True)
+    network = Step3p5(config, read_safetensors(directory / "model.safetensors", config))
     write_json(directory / "generation_config.json",
                dict(bos_token_id=0, eos_token_id=config["eos_token_id"]))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "tests" / "golden" / "tiny-v2" / name, directory / name)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(random_checkpoints.GOLDEN / "tiny-v2" / file, directory / file)
     golden, greedy = {}, []
     for case, length in enumerate(PROMPT_LENGTHS):
         ids, new = find_prompt(network, length, generator)
@@ -477,7 +430,7 @@ def write_golden(directory, seed, fp8):
         print(f"case {case}: {length} tokens, std of logits {logits.std():.2f}, routing margin "
               f"{network.routing_margin:.1e}", flush=True)
     write_safetensors(directory / "golden.safetensors", golden)
-    write_json(directory / "golden_greedy.json", greedy)
+    write_json(directory / "golden_greedy.json", greedy, separators=(",", ":"))
 
 
 def varied_config(generator):
@@ -555,9 +508,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     golden = commands.add_parser("golden", help="write a tiny checkpoint and its golden files")
-    golden.add_argument("directory", type=pathlib.Path)
-    golden.add_argument("--seed", type=int, default=1)
-    golden.add_argument("--fp8", action="store_true", help="FP8 blocks, scales that are no powers of 2")
+    golden.add_argument("name", choices=("tiny-step3p5", "tiny-step3p5-fp8"), help="the second in FP8 blocks, scales that are no powers of 2")
     several = commands.add_parser("random", help="write checkpoints of random configurations")
     several.add_argument("directory", type=pathlib.Path)
     several.add_argument("--count", type=int, required=True)
@@ -567,7 +518,7 @@ def main():
     logits.add_argument("ids", type=int, nargs="+", metavar="ID")
     args = parser.parse_args()
     if args.command == "golden":
-        write_golden(args.directory, args.seed, args.fp8)
+        write_golden(args.name)
     elif args.command == "random":
         write_random(args.directory, args.count, args.seed)
     else:

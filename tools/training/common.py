@@ -1,7 +1,7 @@
 """Shared parts of the reference-checkpoint trainers: corpus, tokenizer, training loop, evaluation, export, golden files.
 
 Longer than most files: what five trainers share stands once."""
-import argparse, json, math, os, random, shutil, sys, time
+import argparse, glob, json, math, os, random, shutil, sys, time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -94,6 +94,9 @@ def save_sharded(state, out, limit=15 << 20):
             shards.append(cur); cur, size = {}, 0
         cur[k] = v; size += n
     shards.append(cur)
+    if len(shards) == 1:
+        save_file(state, os.path.join(out, "model.safetensors"), metadata={"format": "pt"})
+        return
     index = {"metadata": {"total_size": sum(v.numel() * v.element_size() for v in state.values())}, "weight_map": {}}
     for i, s in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
@@ -141,13 +144,15 @@ def round_to_fp8(m):
 
 @torch.no_grad()
 def load_checkpoint(tensors, path):
-    """Copies a checkpoint's tensors into the views that tensors names."""
+    """Copies a checkpoint's tensors into the views that tensors names, those of FP8 blocks multiplied out."""
     from safetensors.torch import load_file
-    names = json.load(open(os.path.join(path, "model.safetensors.index.json")))["weight_map"]
-    assert set(names) == set(tensors), set(names) ^ set(tensors)
-    for shard in sorted(set(names.values())):
-        for k, v in load_file(os.path.join(path, shard)).items():
-            tensors[k].copy_(v)
+    stored = {}
+    for shard in glob.glob(os.path.join(path, "model*.safetensors")):
+        stored |= load_file(shard)
+    scales = {k: stored.pop(k) for k in list(stored) if k.endswith("_scale_inv")}
+    assert set(stored) == set(tensors), set(stored) ^ set(tensors)
+    for k, v in stored.items():
+        tensors[k].copy_(from_fp8_blocks(v, scales[k + "_scale_inv"]) if k + "_scale_inv" in scales else v)
 
 
 @torch.no_grad()
@@ -434,7 +439,8 @@ def write_checkpoint(m, tok, a, config):
     torch.set_float32_matmul_precision("highest")
     json.dump(config, open(os.path.join(plain, "config.json"), "w"))
     if a.fp8:
-        config = config | dict(quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]))
+        config = config | dict(quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128],
+                                                    **getattr(m, "quantization", {})))
     write_configs(a, config)
     return plain
 

@@ -9,7 +9,9 @@ files are what tools/hybrid_reference.py computes in float64, token by token.
       on one GPU; writes a checkpoint in bfloat16
   python3 train_hybrid.py --weights DIR --go_on --corpus IDS.npy --seq 512 --batch 128 --graph --train_only --out BETTER --seconds 100
       trains on from a checkpoint
-  python3 train_hybrid.py --weights DIR --out DIR
+  python3 train_hybrid.py --weights DIR --fp8 --train_only --out SMALLER
+      rounds the matrices of a checkpoint to FP8 blocks, as Ling-3.0 is published; no training follows
+  python3 train_hybrid.py --weights SMALLER --out GOLDEN
       measures and writes golden files; without a GPU with few problems and stories (--help)
 """
 import argparse
@@ -29,6 +31,8 @@ VOCAB = 1552  # the tokenizer of tiny-v3-mtp3 uses 1549
 HIDDEN, LAYERS, GROUP, HEADS, DENSE_INTER = 128, 6, 3, 2, 384
 KDA_DIM, CONV, CHUNK, LOWER_BOUND = 128, 4, 16, -5.0
 KV_LORA, NOPE, ROPE, VDIM, THETA = 512, 64, 64, 64, 10000.0
+BEST = 16  # log-probabilities of a row that golden files have
+NOT_CONVERTED = ("b", "eh")  # projections that stay in bfloat16, beside the head
 EXPERTS, TOPK, MOE_INTER, ROUTED_SCALE = 8, 4, 32, 2.5
 
 
@@ -196,6 +200,7 @@ class MtpModule(Layer):
 class Model(nn.Module):
     modules_count = 1
     float32_names = ("bias", "A_log")  # dt_bias, expert_bias
+    quantization = dict(modules_to_not_convert=["lm_head", *(p + "_proj" for p in NOT_CONVERTED)])
 
     def __init__(self):
         super().__init__()
@@ -230,6 +235,10 @@ class Model(nn.Module):
     def compiled_step(self):
         """Without torch.compile: it would unroll the loop over chunks."""
         return lambda s: loss_terms(self, s)
+
+    def is_fp8(self, name):
+        """What is stored in FP8 blocks: the matrices of attention and feed-forward, but for those of few rows."""
+        return name.endswith(("_proj.weight", "_with_mqa.weight", "dense.weight")) and not any(f".{p}_proj." in name for p in NOT_CONVERTED)
 
     def balanced_gates(self):
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)] + [self.module.mlp]
@@ -267,8 +276,8 @@ def drafts_along(network, prompt, answer):
 
 
 def write_goldens(m, tok, a, prompts, answers):
-    """What the oracle computes from the stored weights: per case ids and log-probabilities [T, VOCAB] (the last 16 rows, of the first case
-    all), and greedy answers."""
+    """What the oracle computes from the stored weights: per case ids, and of the last 16 rows (of the first case all) the BEST likeliest
+    tokens [rows, BEST] with their log-probabilities, and those of the tokens that follow in the prompt [rows - 1]; and greedy answers."""
     from safetensors.torch import save_file
     tensors = {n: w.detach().double().cpu().numpy() for n, w in m.published_tensors().items()}
     network = reference.Network(config_dict(), tensors)
@@ -281,24 +290,30 @@ def write_goldens(m, tok, a, prompts, answers):
         print(f"case {i}: {len(ids)} tokens, max |mine - oracle| {np.abs(mine - logprobs)[logprobs > -20].max():.1e}, "
               f"routing margin {network.margin:.1e}", flush=True)
         gold[f"case{i}.ids"] = torch.tensor(ids, dtype=torch.int32)
-        gold[f"case{i}.logprobs"] = torch.from_numpy(logprobs[0 if i == 0 else -16:]).float().contiguous()
+        first = 0 if i == 0 else len(ids) - 16
+        best = np.argsort(-logprobs[first:], -1, kind="stable")[:, :BEST]
+        gold[f"case{i}.best"] = torch.from_numpy(best).int().contiguous()
+        gold[f"case{i}.logprobs"] = torch.from_numpy(np.take_along_axis(logprobs[first:], best, -1)).float().contiguous()
+        gold[f"case{i}.next"] = torch.from_numpy(logprobs[np.arange(first, len(ids) - 1), ids[first + 1:]]).float().contiguous()
     save_file(gold, str(pathlib.Path(a.out) / "golden.safetensors"))
     dump(a, "golden_greedy.json", [dict(prompt_ids=p, greedy_ids=c, draft_ids=drafts_along(network, p, c))
-                                   for p, c in zip(prompts["chat"][:24], answers["chat"][:24])])
+                                   for p, c in zip(prompts["chat"][:24], answers["chat"][:24])], separators=(",", ":"))
 
 
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--go_on", action="store_true", help="train on from --weights")
     a = arguments(ap)
-    if a.fp8:
-        ap.error("this trainer writes bfloat16")
+    if a.fp8 and not a.weights:
+        ap.error("--fp8 rounds the checkpoint of --weights")
     torch.manual_seed(0)
     m = Model().to(DEVICE)
     if a.go_on:
         load_checkpoint(m.published_tensors(), a.weights)
         a.tokenizer, a.weights = os.path.join(a.weights, "tokenizer.json"), None
+    fp8, a.fp8 = a.fp8, False  # rounding is all that is done
     tok = train(m, a)
+    a.fp8 = fp8
     write_checkpoint(m, tok, a, config_dict())
     if not a.train_only:
         _, prompts, answers = measure(m, tok, a)

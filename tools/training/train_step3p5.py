@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from common import (DEVICE, MAX_POS, VOCAB, Norm, arguments, chat_prompt, dump, lin, list_files, measure, train, write_checkpoint,
                     write_tokenizer_cases)
+import random_checkpoints
 import step3p5_reference as reference
 
 HIDDEN, LAYERS, DENSE_INTER = 128, 5, 384
@@ -202,7 +203,7 @@ class Model(nn.Module):
         return [layer.moe for layer in self.layers if layer.has_experts]
 
     def is_fp8(self, name):
-        return reference.is_fp8(name)
+        return random_checkpoints.is_fp8(name)
 
     def published_tensors(self):
         """Views of the weights under the published names."""
