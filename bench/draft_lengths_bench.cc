@@ -4,8 +4,9 @@
 // compute thread each. Prints Markdown; exit status 1 when the engines' answers differ.
 //
 //   draft_lengths_bench --prompts-file FILE [--model DIR] [--concurrency LIST] [--problems N]
-//                       [--k LIST]
+//                       [--k LIST] [--lookup K]
 //
+// --lookup: drafts are looked up in the prompt; the adaptive engine has K at most.
 // A number that is named twice has two engines, whose mean is compared: how far they are from each
 // other is the scatter. docs/cli.md says how a prompts file is made.
 #include <fmt/format.h>
@@ -43,6 +44,7 @@ struct Options {
   std::vector<std::string> concurrency = {"1", "8", "32", "128"};
   std::vector<std::string> k = {"0", "1", "2", "3", std::string(kAdaptive)};
   size_t problems = 1319;
+  int32_t lookup = 0;  // 0: the model's own drafter
 };
 
 int32_t Number(std::string_view flag, std::string_view text, int32_t least) {
@@ -71,6 +73,11 @@ class Contender {
     // With it a block is taken that was never written while there is one: first touches of memory
     // would take as long as what is compared, and longer without a drafter, whose cache has more.
     engine.enable_prefix_caching = false;
+    if (options.lookup > 0) {
+      engine.speculation.method = DraftMethod::kNgram;
+      engine.speculation.num_speculative_tokens = options.lookup;
+      engine.speculation.adaptive = k_ == kAdaptive;
+    }
     if (k_ != kAdaptive) engine.speculation.num_speculative_tokens = Number("--k", k_, 0);
     loaded_ = LoadEngine(engine, nullptr);
     SamplingParams sampling;
@@ -193,6 +200,7 @@ int Main(int argc, char** argv) {
     if (flag == "--concurrency") options.concurrency = Split(argv[i + 1]);
     if (flag == "--problems") options.problems = static_cast<size_t>(Number(flag, argv[i + 1], 1));
     if (flag == "--k") options.k = Split(argv[i + 1]);
+    if (flag == "--lookup") options.lookup = Number(flag, argv[i + 1], 1);
   }
   fmt::print("{}, {}, tokens per processor second\n\n| requests |", CpuName(),
              IsaName(SelectIsa()));

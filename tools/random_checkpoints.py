@@ -3,6 +3,7 @@
 stands for.
 
   python3 tools/random_checkpoints.py [NAME ...]    # all, or the named ones; cmake calls it
+  python3 tools/random_checkpoints.py --check       # draws them, compares with the checksums, and writes nothing
 
 A folder's config.json says which tensors there are. Numbers are sums of integers that a Mersenne twister gives, and
 what is done with them is exactly rounded in IEEE arithmetic, so every machine writes the same bytes; SUMS holds their
@@ -255,21 +256,31 @@ def checksums():
     return {file: total for total, file in (line.split() for line in SUMS.read_text().splitlines())} if SUMS.exists() else {}
 
 
+def drawn(name):
+    """{file name: bytes} of the weights of tests/golden/NAME."""
+    config = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
+    return files_of(config, CHECKPOINTS[name], SHARDS.get(name, 1))
+
+
+def check(name, files):
+    """Ends the program if the checksums are not those of SUMS."""
+    sums = {key: total for key, total in checksums().items() if key.startswith(name + "/")}
+    if sums != (now := {f"{name}/{file}": hashlib.sha256(content).hexdigest() for file, content in files.items()}):
+        raise SystemExit(f"tests/golden/{name}: what was drawn is not what {SUMS.name} has:\n{now}")
+
+
 def write(name, record=False):
     """Writes the weights of tests/golden/NAME. record: notes their checksums; else they must be those noted."""
-    sums, directory = checksums(), GOLDEN / name
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    for file, content in files_of(config, CHECKPOINTS[name], SHARDS.get(name, 1)).items():
-        key, total = f"{name}/{file}", hashlib.sha256(content).hexdigest()
-        if record:
-            sums[key] = total
-        elif sums.get(key) != total:
-            raise SystemExit(f"tests/golden/{key}: drawn with the checksum {total}, not {sums.get(key)} of {SUMS.name}")
-        part = directory / f"{file}.{os.getpid()}"
-        part.write_bytes(content)
-        part.replace(directory / file)  # whole, also where two builds are configured at once
+    files = drawn(name)
     if record:
-        SUMS.write_text("".join(f"{total}  {key}\n" for key, total in sorted(sums.items())))
+        others = {key: total for key, total in checksums().items() if not key.startswith(name + "/")}
+        mine = {f"{name}/{file}": hashlib.sha256(content).hexdigest() for file, content in files.items()}
+        SUMS.write_text("".join(f"{total}  {key}\n" for key, total in sorted((others | mine).items())))
+    check(name, files)
+    for file, content in files.items():
+        part = GOLDEN / name / f"{file}.{os.getpid()}"
+        part.write_bytes(content)
+        part.replace(GOLDEN / name / file)  # whole, also where two builds are configured at once
 
 
 def is_there(name):
@@ -282,11 +293,15 @@ def is_there(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CHECKPOINTS))
-    names = parser.parse_args().names or list(CHECKPOINTS)
+    parser.add_argument("--check", action="store_true", help="write nothing, only compare with the checksums")
+    arguments = parser.parse_args()
+    names = arguments.names or list(CHECKPOINTS)
     if unknown := sorted(set(names) - set(CHECKPOINTS)):
         parser.error(f"unknown checkpoint {unknown[0]}; known: {', '.join(CHECKPOINTS)}")
     for name in names:
-        if not is_there(name):
+        if arguments.check:
+            check(name, drawn(name))
+        elif not is_there(name):
             write(name)
 
 

@@ -4,6 +4,7 @@
     export OUTRIDER_GOLDEN_READS=/tmp/reads
     build/release/tests/networks/networks_test --gtest_filter='*Golden*:AttentionBackend*'
     build/release/tests/draft/draft_test --gtest_filter='*Golden*'
+    python3 tests/cli/trained_hybrid_test.py build/release/outrider
     tools/trim_goldens.py /tmp/reads             lists what is in tests/golden, but not in the list
     tools/trim_goldens.py /tmp/reads --write     writes the files anew without it
 
