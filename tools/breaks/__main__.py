@@ -48,7 +48,7 @@ import steps_in_flight
 import windows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
+COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests", "tools")
 PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("choose_entries_test", "compress_entries_test", "compressed_attention_test",
                      "draw_test", "expert_matmul_test", "expert_router_test",
@@ -62,7 +62,7 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("cuda_engine_test", "gpu_ranks_test", "out_of_memory_test", "v4_engine_test"), "engine/cuda"),
     "tokenizer_test": "text",
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
-                     "serve_process_test.py"), "cli"),
+                     "serve_process_test.py", "trained_hybrid_test.py"), "cli"),
     **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute", "generate",
                                          "grammar", "grpc", "kernels", "kv", "layers", "networks", "openai", "ops", "options",
                                          "output", "parallel", "sampling", "schedule", "server")}}
