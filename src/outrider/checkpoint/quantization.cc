@@ -14,13 +14,13 @@ constexpr size_t kLongestPattern = 512;
 /// One element of a pattern and how often it comes.
 struct Element {
   bool any = false;                            // any character
-  std::vector<std::string> alternatives = {};  // or one of these
-  bool repeated = false;                       // none or more of it
-};
+  char one = '\0';                             // or this one
+  std::vector<std::string> alternatives = {};  // or, where there are some, one of these
+  bool repeated = false;                       // none or more of it; not of alternatives
 
-bool IsOneCharacter(const Element& element) {
-  return element.any || (element.alternatives.size() == 1 && element.alternatives[0].size() == 1);
-}
+  bool IsOneCharacter() const { return alternatives.empty(); }
+  bool Takes(char c) const { return any || c == one; }
+};
 
 struct Pattern {
   std::vector<Element> elements = {};
@@ -62,15 +62,15 @@ std::optional<Pattern> ParseRegex(std::string_view text) {
     } else if (c == '.') {
       pattern.elements.push_back({.any = true});
     } else if (c == '*' && !pattern.elements.empty() && !pattern.elements.back().repeated &&
-               IsOneCharacter(pattern.elements.back())) {
+               pattern.elements.back().IsOneCharacter()) {
       pattern.elements.back().repeated = true;
     } else if (c == '\\' && !text.empty()) {
-      pattern.elements.push_back({.alternatives = {std::string(1, text.front())}});
+      pattern.elements.push_back({.one = text.front()});
       text.remove_prefix(1);
     } else if (std::string_view("[])+?{}|*\\^$").find(c) != std::string_view::npos) {
       return std::nullopt;
     } else {
-      pattern.elements.push_back({.alternatives = {std::string(1, c)}});
+      pattern.elements.push_back({.one = c});
     }
   }
   return pattern;
@@ -83,38 +83,40 @@ Pattern ParseGlob(std::string_view text) {
     if (c == '*') {
       pattern.elements.push_back({.any = true, .repeated = true});
     } else {
-      pattern.elements.push_back({.alternatives = {std::string(1, c)}});
+      pattern.elements.push_back({.one = c});
     }
   }
   return pattern;
 }
 
 /// Where in the name the first elements of a pattern can end, for all of them: no choice is tried
-/// twice.
+/// twice. Most patterns name another module, and fail with the first element that has no place.
 bool Matches(const Pattern& pattern, std::string_view name) {
-  std::vector<bool> ends(name.size() + 1);
-  ends[0] = true;
+  std::vector<size_t> ends = {0};  // ascending
+  std::vector<size_t> next;
   for (const Element& element : pattern.elements) {
-    std::vector<bool> next(name.size() + 1);
-    for (size_t at = 0; at <= name.size(); ++at) {
-      if (element.repeated && at > 0 && next[at - 1]) {
-        const bool same = element.any || element.alternatives.front() == name.substr(at - 1, 1);
-        if (same) next[at] = true;
-      }
-      if (!ends[at]) continue;
+    next.clear();
+    for (size_t at : ends) {
       if (element.repeated) {
-        next[at] = true;
-      } else if (element.any) {
-        if (at < name.size()) next[at + 1] = true;
+        if (!next.empty() && next.back() >= at) continue;  // an earlier one took what this could
+        next.push_back(at);
+        while (at < name.size() && element.Takes(name[at])) next.push_back(++at);
+      } else if (element.IsOneCharacter()) {
+        if (at < name.size() && element.Takes(name[at])) next.push_back(at + 1);
       } else {
         for (const std::string& text : element.alternatives) {
-          if (name.substr(at).starts_with(text)) next[at + text.size()] = true;
+          if (name.substr(at).starts_with(text)) next.push_back(at + text.size());
         }
       }
     }
-    ends = std::move(next);
+    if (next.empty()) return false;
+    if (!element.IsOneCharacter()) {
+      std::ranges::sort(next);
+      next.erase(std::ranges::unique(next).begin(), next.end());
+    }
+    std::swap(ends, next);
   }
-  return pattern.to_end ? ends.back() : std::ranges::find(ends, true) != ends.end();
+  return !pattern.to_end || ends.back() == name.size();
 }
 
 }  // namespace
@@ -140,7 +142,11 @@ std::string_view StoredFormatName(StoredFormat format) {
 bool NamesModule(std::string_view pattern, std::string_view module) {
   constexpr std::string_view kRegex = "re:";
   if (pattern.size() > kLongestPattern) return false;
-  if (!pattern.starts_with(kRegex)) return Matches(ParseGlob(pattern), module);
+  if (!pattern.starts_with(kRegex)) {
+    const size_t star = pattern.find('*');
+    if (star == std::string_view::npos) return pattern == module;
+    return module.starts_with(pattern.substr(0, star)) && Matches(ParseGlob(pattern), module);
+  }
   const std::optional<Pattern> regex = ParseRegex(pattern.substr(kRegex.size()));
   return regex && Matches(*regex, module);
 }
