@@ -31,18 +31,11 @@ case "${1:-}" in
     exit 2
     ;;
 esac
-jobs=$(nproc)
+test_jobs=$(($(nproc) + 1)) # many tests wait: for a browser, a server, a stub's next step
 python=$PWD/build/venv/bin/python
 
-passed=0
-failed=0
-summary=()
-# record NAME PASSED FAILED SECONDS
-record() {
-  passed=$((passed + $2))
-  failed=$((failed + $3))
-  summary+=("$(printf '%-34s %5d passed %5d failed %6d s' "$1" "$2" "$3" "$4")")
-}
+# record NAME PASSED FAILED SECONDS: a line of the file, as what runs beside other checks records too.
+record() { printf '%s\t%d\t%d\t%d\n' "$1" "$2" "$3" "$4" >>"$records"; }
 say() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 # check NAME COMMAND...: one pass or failure by the exit status.
@@ -53,6 +46,21 @@ check() {
   "$@" || status=1
   record "$name" $((1 - status)) $status $((SECONDS - start))
   return $status
+}
+
+# beside LOG COMMAND...: runs it in the background; join waits for it and shows what it printed. It has no files
+# in $tmp, where run_ctest looks for what tests leave.
+beside() {
+  local log=$1
+  shift
+  "$@" >"$log" 2>&1 &
+  beside_id=$!
+  beside_log=$log
+}
+join() {
+  wait "$beside_id"
+  beside_id=
+  cat "$beside_log"
 }
 
 # configure_and_build PRESET [CMAKE ARGUMENT...] [-- TARGET...]: what cmake prints while configuring is
@@ -82,7 +90,7 @@ run_ctest() {
   local name=$1 directory=$2 start=$SECONDS log=build/ctest.log left
   shift 2
   say "$name"
-  TMPDIR=$tmp ctest --test-dir "$directory" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 |
+  TMPDIR=$tmp ctest --test-dir "$directory" -j "$test_jobs" --output-on-failure --no-tests=error "$@" 2>&1 |
     tee "$log" |
     grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )|^(Internal|Test project)'
   if [[ $(<"$log") =~ tests\ passed,\ ([0-9]+)\ tests\ failed\ out\ of\ ([0-9]+) ]]; then
@@ -110,28 +118,28 @@ install_python_packages() {
 
 # Configures what `docker build` would copy: all but what .dockerignore names.
 configure_as_in_image() {
-  local tree=$tmp/image status=0
+  local tree=$beside_tmp/image log=build/configure-image.log status=0
   mkdir -p "$tree/build" build/downloads
   git ls-files -z | grep -zvE "^($(paste -sd'|' .dockerignore))(/|\$)" |
     xargs -0 cp --parents -t "$tree"
   ln -s "$PWD/build/downloads" "$tree/build/downloads"
   (cd "$tree" && cmake --preset release -DOUTRIDER_BUILD_TESTS=OFF) \
-    >build/configure.log 2>&1 || status=1
+    >$log 2>&1 || status=1
   rm -rf "$tree"
-  if [ $status -ne 0 ]; then cat build/configure.log; fi
+  if [ $status -ne 0 ]; then cat $log; fi
   return $status
 }
 
 # check_wheel PYTHON: the package's tests, in a fresh virtual environment with the wheel that pip builds,
 # against the program of the release build.
 check_wheel() {
-  local name="wheel: $1" start=$SECONDS environment=$tmp/wheel log=build/wheel-tests.log
+  local name="wheel: $1" start=$SECONDS environment=$beside_tmp/wheel log=build/wheel-tests.log
   check "$name: build" scripts/wheel.sh --python "$1" --gpu $gpu || return
   say "$name: tests"
   # The log's last line reads "= 78 passed, 1 failed in 30.00s =".
   if "$1" -m venv "$environment" &&
     "$environment/bin/pip" install -q build/dist/*.whl "${wheel_packages[@]}" &&
-    OUTRIDER_BINARY=$PWD/build/release/outrider TMPDIR=$tmp \
+    OUTRIDER_BINARY=$PWD/build/release/outrider TMPDIR=$beside_tmp \
       "$environment/bin/python" -m pytest -q -p no:cacheprovider --mixes $python_mixes python/tests 2>&1 |
     tee "$log" &&
     [[ $(tail -n 1 "$log") =~ ([0-9]+)\ passed ]]; then
@@ -141,14 +149,17 @@ check_wheel() {
   else
     record "$name: tests" 0 1 $((SECONDS - start))
   fi
-  find "$tmp" -mindepth 1 -delete
+  find "$beside_tmp" -mindepth 1 -delete
 }
 
 say "Packages"
 scripts/setup.sh --tests || exit 1
 mkdir -p build
 tmp=$(mktemp -d) # of the tests; its path is short, as paths of sockets have to be
-trap 'rm -rf "$tmp"' EXIT
+beside_tmp=$(mktemp -d)
+records=$(mktemp)
+beside_id=
+trap 'rm -rf "$tmp" "$beside_tmp" "$records"; [ -z "$beside_id" ] || kill "$beside_id"' EXIT
 check "python packages" install_python_packages build/venv tests/requirements.txt
 clients_python=
 llama_index_python=
@@ -192,20 +203,25 @@ fi
 # Code for GPUs is part of the release build where a GPU is, and is compiled by itself elsewhere.
 gpu=AUTO
 if [ ! -e /dev/nvidiactl ]; then gpu=OFF; fi
-if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
-  run_ctest "release: tests" build/release -LE "$left_out"
-  # Another seed for each commit.
-  check "exactness fuzz" build/release/tests/engine/outrider_exactness_fuzz \
-    --requests "$exactness_requests" --seed $((16#$(git rev-parse HEAD | cut -c 1-3)))
-fi
 pythons=(/usr/bin/python3)
 if $full; then
   for version in 3.10 3.11 3.12 3.13; do
     found=$(command -v "python$version") && [ ! "$found" -ef /usr/bin/python3 ] && pythons+=("$found")
   done
 fi
-for wheel_python in "${pythons[@]}"; do check_wheel "$wheel_python"; done
-check "image: configure" configure_as_in_image
+# Most of it is one process that computes and another that waits for it.
+exactness_fuzz_and_wheels() {
+  # Another seed for each commit.
+  check "exactness fuzz" build/release/tests/engine/outrider_exactness_fuzz \
+    --requests "$exactness_requests" --seed $((16#$(git rev-parse HEAD | cut -c 1-3)))
+  for wheel_python in "${pythons[@]}"; do check_wheel "$wheel_python"; done
+  check "image: configure" configure_as_in_image
+}
+if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
+  beside build/beside.log exactness_fuzz_and_wheels
+  run_ctest "release: tests" build/release -LE "$left_out"
+  join
+fi
 check "clang-format" scripts/lint.sh format
 if check "asan+ubsan: build" \
   configure_and_build asan "$sanitizer_flags" -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" \
@@ -217,17 +233,21 @@ if check "tsan: build" configure_and_build tsan "$sanitizer_flags" "${tsan_rooms
   run_ctest "tsan: tests" build/tsan -LE "$left_out"
 fi
 check "clang-tidy" scripts/lint.sh tidy build/asan "${tidy_since[@]}"
+notes=()
 if [ $gpu = AUTO ]; then
-  summary+=("cuda: tests of the label gpu are among the release tests where nvcc and cuDNN are (docs/gpu.md)")
+  notes+=("cuda: tests of the label gpu are among the release tests where nvcc and cuDNN are (docs/gpu.md)")
 elif command -v nvcc >/dev/null; then
   check "cuda: build" configure_and_build cuda -DOUTRIDER_BUILD_TESTS=OFF -- \
     src/outrider/{kernels/cuda,ops/cuda}/all
 else
-  summary+=("cuda: skipped: no nvcc on this machine; the code for GPUs was not compiled")
+  notes+=("cuda: skipped: no nvcc on this machine; the code for GPUs was not compiled")
 fi
 
 say "Summary"
-printf '%s\n' "${summary[@]}"
-echo "$jobs cores, $SECONDS s"
+awk -F'\t' '{printf "%-34s %5d passed %5d failed %6d s\n", $1, $2, $3, $4}' "$records"
+printf '%s' "${notes[@]/%/$'\n'}"
+passed=$(awk -F'\t' '{n += $2} END {print n + 0}' "$records")
+failed=$(awk -F'\t' '{n += $3} END {print n + 0}' "$records")
+echo "$(nproc) cores, $SECONDS s"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
