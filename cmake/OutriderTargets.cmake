@@ -24,12 +24,15 @@ function(outrider_for_shared_library target)
     CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# outrider_room(NAME SOURCES file... [DEPS room-or-library...] [ONE_BY_ONE] [COLD])
+# outrider_room(NAME SOURCES file... [DEPS room-or-library...] [ONE_BY_ONE] [COLD] [HOT] [UNFUZZED])
 # One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries.
 # ONE_BY_ONE: never compile several of its sources at a time; they use the same names for their own things.
 # COLD: it runs when a command begins or ends; Release compiles it with -O1, which takes two thirds of the time.
+# HOT: tests spend their time in it; builds with sanitizers, which scripts/test.sh does not optimize, compile it with
+# -O2, which takes twice the time.
+# UNFUZZED: no fuzzer comes here; what guides fuzzers is left out, as it takes half of the time of a small loop.
 function(outrider_room name)
-  cmake_parse_arguments(ARG "ONE_BY_ONE;COLD" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_BY_ONE;COLD;HOT;UNFUZZED" "" "SOURCES;DEPS" ${ARGN})
   add_library(outrider_${name} STATIC ${ARG_SOURCES})
   if(NOT ARG_ONE_BY_ONE)
     outrider_compile_together(outrider_${name})
@@ -39,14 +42,20 @@ function(outrider_room name)
   if(ARG_COLD AND CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(outrider_${name} PRIVATE -O1)
   endif()
+  if(ARG_HOT AND OUTRIDER_SANITIZE)
+    target_compile_options(outrider_${name} PRIVATE -O2)
+  endif()
+  if(ARG_UNFUZZED AND OUTRIDER_BUILD_FUZZERS)
+    target_compile_options(outrider_${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # outrider_test(NAME SOURCES file... [DEPS library...] [LABELS label...] [ENVIRONMENT VAR=value...]
 #   [SANITIZED_TESTS filter] [COLD])
 # One GoogleTest program. Each of its tests is a ctest test; with sanitizers, which make processes slow
 # to start and caches slow to fill, the whole program is one. Where that takes minutes, SANITIZED_TESTS
-# (a --gtest_filter) says what scripts/test.sh runs of it: then there are NAME with these tests and the
-# label "part", and NAME_all with all tests and the label "full". COLD: the tests' own code takes no time; it
+# (a --gtest_filter) says what scripts/test.sh runs of it: then there are NAME_0 and NAME_1 with these tests and
+# the label "part", and NAME_all_0 and NAME_all_1 with all tests and the label "full". COLD: the tests' own code takes no time; it
 # is not optimized at all.
 function(outrider_test name)
   cmake_parse_arguments(ARG "COLD" "SANITIZED_TESTS" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
@@ -79,24 +88,21 @@ function(outrider_test name)
       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ${lock} ENVIRONMENT "${ARG_ENVIRONMENT}")
     return()
   endif()
-  set(filter "*")
-  if(ARG_SANITIZED_TESTS)
-    set(filter ${ARG_SANITIZED_TESTS})
+  if(NOT ARG_SANITIZED_TESTS)
+    add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 3600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+    return()
   endif()
-  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 --gtest_filter=${filter})
-  set_tests_properties(${name} PROPERTIES
-    LABELS "${ARG_LABELS}" TIMEOUT 3600 ENVIRONMENT "${ARG_ENVIRONMENT}")
-  if(ARG_SANITIZED_TESTS)
-    set_property(TEST ${name} APPEND PROPERTY LABELS part)
-    set_tests_properties(${name} PROPERTIES COST 100)  # begins before short ones, so none is left alone at the end
-    # In two halves, so that the longest list does not run alone at the end.
-    foreach(half 0 1)
-      set(environment ${ARG_ENVIRONMENT} GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=${half})
-      add_test(NAME ${name}_all_${half} COMMAND ${name} --gtest_brief=1)
-      set_tests_properties(${name}_all_${half} PROPERTIES
-        LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${environment}" COST 100)
-    endforeach()
-  endif()
+  # In two halves, and before short ones (COST), so that none runs alone at the end.
+  foreach(half 0 1)
+    set(environment ${ARG_ENVIRONMENT} GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=${half})
+    add_test(NAME ${name}_${half} COMMAND ${name} --gtest_brief=1 --gtest_filter=${ARG_SANITIZED_TESTS})
+    add_test(NAME ${name}_all_${half} COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name}_${half} PROPERTIES
+      LABELS "${ARG_LABELS};part" TIMEOUT 3600 ENVIRONMENT "${environment}" COST 100)
+    set_tests_properties(${name}_all_${half} PROPERTIES
+      LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${environment}" COST 100)
+  endforeach()
 endfunction()
 
 # outrider_covers(TEST SOURCE...)
