@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks everything that this machine can check, from a fresh clone on.
 #
-#   scripts/test.sh          what continuous integration runs, in 12 to 21 minutes on two cores (half
-#                            an hour where the compiler cache is empty):
+#   scripts/test.sh          what continuous integration runs, in about 25 minutes on two cores (more where
+#                            the compiler cache is empty):
 #                            release tests, an OpenAI client, a browser on the web page, address and
 #                            undefined-behaviour sanitizers with fuzzers, the thread sanitizer where
 #                            threads meet, clang-format, clang-tidy of what changed since the last tag
