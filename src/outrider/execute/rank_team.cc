@@ -93,7 +93,7 @@ bool RankTeam::RunPart(Rank& rank) {
 
 bool RankTeam::WaitFor(const Worker& worker, double seconds) const {
   const uint32_t last = begun_.load(std::memory_order_relaxed);
-  Patience patience(seconds);
+  Patience patience(seconds, static_cast<int>(size()));
   while (worker.done.load(std::memory_order_acquire) != last) {
     if (!patience.Wait()) return false;
   }
@@ -102,7 +102,7 @@ bool RankTeam::WaitFor(const Worker& worker, double seconds) const {
 
 void RankTeam::Work(Worker& worker, Rank& rank) {
   for (uint32_t done = 0;; ++done) {
-    Patience patience(kSecondsAwake);
+    Patience patience(kSecondsAwake, static_cast<int>(size()));
     while (begun_.load(std::memory_order_acquire) == done && patience.Wait()) {
     }
     begun_.wait(done, std::memory_order_acquire);

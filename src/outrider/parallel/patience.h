@@ -6,17 +6,21 @@
 #include <cstdint>
 #include <thread>
 
+#include "outrider/base/processors.h"
+
 namespace outrider {
 
 /// Waits in a loop: spins at first, then lets other threads run. A process that was stopped and
 /// goes on has not waited meanwhile.
 class Patience {
  public:
-  explicit Patience(double seconds) : left_(seconds) {}
+  /// of_threads: how many threads at least wait for each other so. Where they have no processor
+  /// each, none spins: it would keep from running what it waits for.
+  Patience(double seconds, int of_threads)
+      : left_(seconds), waits_(of_threads > Processors() ? 2 * kSpins : 0) {}
 
   /// Waits for a moment. False: `seconds` have passed.
   bool Wait() {
-    constexpr int kSpins = 4096;
     if (++waits_ <= kSpins) {
 #if defined(__x86_64__)
       __builtin_ia32_pause();
@@ -39,9 +43,15 @@ class Patience {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kSpins = 4096;
+
+  static int Processors() {
+    static const auto count = static_cast<int>(UsableProcessors().size());
+    return count;
+  }
 
   double left_;
-  int64_t waits_ = 0;
+  int64_t waits_;
   Clock::time_point last_;
 };
 

@@ -47,7 +47,7 @@ class Group {
 
   /// Until `rank` has stored its part in call `call`.
   void WaitFor(int32_t rank, uint64_t call) {
-    Patience patience(seconds_);
+    Patience patience(seconds_, ranks());
     while (post(rank).calls.load(std::memory_order_acquire) < call) {
       ThrowIfEnded();
       if (!patience.Wait()) End(rank, fmt::format("it has not answered for {} s", seconds_));
