@@ -92,6 +92,40 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   EXPECT_EQ(of_2.layout().num_rows(), 0);
 }
 
+TEST_F(RowsOfRankTest, RunningStatesHaveTheRanksOwnPages) {
+  Add(0, 1, Phase::kDecode, 5, {50, 51, 52}, {7, 3}, {-1, 9}, /*drafts=*/2);
+  Add(1, 2, Phase::kPromptChunk, 0, {60, 61}, {2}, {4});
+  StateTables mine;
+  for (const int32_t own : {4, 11}) mine.state.push_back(Page(own, 1));
+  mine.rows = {Page(6, 1)};
+  mine.restored = {Page(0, 1), Page(2, 1)};
+  mine.checkpoints = {{16, {Page(5, 1), Page(8, 1)}}};
+  StateTables other;
+  other.state = {Page(1, 2)};
+  work_[0].state = {.tables = &mine, .tokens = 5, .restores = true};
+  work_[1].state = {.tables = &other};
+  BatchLayout layout(groups_);
+  layout.Assign(work_);
+
+  RowsOfRank of_1(groups_, {1, kRanks});
+  for (int round = 0; round < 2; ++round) {
+    of_1.Assign(layout);
+    ASSERT_EQ(of_1.layout().num_requests(), 1);
+    const RequestRows& request = of_1.layout().requests()[0];
+    // Drafts leave nothing in a state.
+    EXPECT_EQ(request.num_drafts, 2);
+    EXPECT_EQ(request.num_logits_rows, 0);
+    EXPECT_EQ(request.state.tokens, 5);
+    EXPECT_TRUE(request.state.restores);
+    EXPECT_THAT(request.state.tables->state, ElementsAre(4, 11));
+    EXPECT_THAT(request.state.tables->rows, ElementsAre(6));
+    EXPECT_THAT(request.state.tables->restored, ElementsAre(0, 2));
+    ASSERT_EQ(request.state.tables->checkpoints.size(), 1U);
+    EXPECT_EQ(request.state.tables->checkpoints[0].tokens, 16);
+    EXPECT_THAT(request.state.tables->checkpoints[0].pages, ElementsAre(5, 8));
+  }
+}
+
 TEST_F(RowsOfRankTest, RowsThatGoOnWithARanksRowsAreOneRun) {
   std::vector<RankRun> runs;
   AddRankRows(0, 2, 1, runs);

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "outrider/engine/engine_device.h"
-#include "outrider/engine/plan/rank_plan.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
@@ -266,7 +265,6 @@ class Rounds {
     try {
       const bool divided = options.divides_requests;
       const ModelConfig config = ReadModelConfig(options.checkpoint);
-      if (divided) CheckDividesRequests(config, options.ranks);
       CheckRanks(config, options.ranks, "--ranks", divided);
       if (options.drafter == DrafterKind::kEagle3) {
         CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);

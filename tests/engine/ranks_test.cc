@@ -12,8 +12,11 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/engine/test_engine.h"
+#include "tests/networks/small_hybrid_model.h"
+#include "tests/networks/small_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
+#include "tests/networks/small_v4_model.h"
 
 namespace outrider {
 namespace {
@@ -69,16 +72,54 @@ TEST(RanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
                      {2});
 }
 
-TEST(RanksTest, StepAndSparseAttention) {
-  const SmallStepModel step(1600, 20, {.heads = 4, .kv_heads = 2});
+// Every family on as many ranks as there may be, which have a head each.
+
+const std::vector<int32_t> kAllNumbers = {2, 4, 8};
+
+TEST(RanksTest, SmallLatentAttentionOnUpToEight) {
+  const SmallModel model(2, 1600, /*heads=*/8);
+  ExpectEqualOnRanks({.checkpoint = model.directory(), .dummy_seed = 5}, kAllNumbers);
+}
+
+TEST(RanksTest, SmallDeepSeekV4OnUpToEight) {
+  for (const bool dspark : {false, true}) {
+    const SmallV4Model model(1600, dspark, /*heads=*/8);
+    ExpectEqualOnRanks({.checkpoint = model.directory(),
+                        .dummy_seed = 9,
+                        .drafter = dspark ? DrafterKind::kBlock : DrafterKind::kRepeated,
+                        .cache_form = KvCacheForm::kHeads},
+                       kAllNumbers);
+  }
+}
+
+TEST(RanksTest, StepAndSparseAttentionOnUpToEight) {
+  const SmallStepModel step(1600, 20, {.heads = 8, .kv_heads = 8});
   ExpectEqualOnRanks(
-      {.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads}, {2});
-  const SmallSparseModel sparse(1600);
+      {.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads},
+      kAllNumbers);
+  const SmallSparseModel sparse(1600, {.heads = 8});
   ExpectEqualOnRanks({.checkpoint = sparse.directory(),
                       .dummy_seed = 11,
                       .drafter = DrafterKind::kRepeated,
                       .cache_form = KvCacheForm::kHeads},
-                     {2});
+                     kAllNumbers);
+}
+
+TEST(RanksTest, LinearAttentionOnUpToEight) {
+  // Every rank has the states of its heads.
+  const SmallHybridModel ling(WithHeads(SmallLingConfig(1600), 8));
+  for (const KvCacheForm form : {KvCacheForm::kLatent, KvCacheForm::kHeads}) {
+    ExpectEqualOnRanks({.checkpoint = ling.directory(),
+                        .dummy_seed = 13,
+                        .drafter = DrafterKind::kRepeated,
+                        .adaptive = true,
+                        .cache_form = form},
+                       kAllNumbers);
+  }
+  const SmallHybridModel kimi(WithHeads(SmallKimiConfig(1600), 8));
+  ExpectEqualOnRanks(
+      {.checkpoint = kimi.directory(), .dummy_seed = 15, .drafter = DrafterKind::kNgram},
+      kAllNumbers);
 }
 
 // Attention data-parallel by request: every rank has the cache of its own requests.
@@ -204,6 +245,21 @@ TEST(DividedRequestsTest, StepAndSparseAttention) {
                                   .cache_form = KvCacheForm::kHeads});
 }
 
+TEST(DividedRequestsTest, LinearAttention) {
+  // Every rank has the whole states of its requests; drafts must not write them.
+  const SmallHybridModel ling(SmallLingConfig(1600));
+  ExpectEqualWithRequestsDivided(
+      {.checkpoint = ling.directory(), .dummy_seed = 13, .drafter = DrafterKind::kRepeated},
+      {3, 8});
+  const SmallHybridModel kimi(SmallKimiConfig(1600));
+  ExpectEqualWithRequestsDivided({.checkpoint = kimi.directory(),
+                                  .dummy_seed = 15,
+                                  .drafter = DrafterKind::kNgram,
+                                  .num_blocks = 140,
+                                  .max_num_batched_tokens = 64,
+                                  .host_pages = 40});
+}
+
 /// Acts in a rank's drafter.
 class ActingDrafter : public NgramDrafter {
  public:
@@ -219,13 +275,13 @@ class ActingDrafter : public NgramDrafter {
   int calls_ = 0;
 };
 
-/// What a request is told whose rank `rank` does `act`, and in which time.
-std::pair<std::string, double> ToldWhenRankActs(int32_t rank, double rank_seconds,
+/// What a request is told one of whose ranks does `act`, and in which time.
+std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double rank_seconds,
                                                 const std::function<void()>& act) {
-  TestEngineOptions options = {.drafter = DrafterKind::kNgram, .ranks = 2};
+  TestEngineOptions options = {.drafter = DrafterKind::kNgram, .ranks = place.ranks};
   options.rank_seconds = rank_seconds;
   options.make_executor = [&](std::vector<RankParts> ranks) {
-    ranks[static_cast<size_t>(rank)].drafter = std::make_unique<ActingDrafter>(act);
+    ranks[static_cast<size_t>(place.rank)].drafter = std::make_unique<ActingDrafter>(act);
     return std::make_unique<StepRunner>(std::move(ranks), rank_seconds);
   };
   const auto engine = MakeTestEngine(options);
@@ -249,19 +305,21 @@ std::pair<std::string, double> ToldWhenRankActs(int32_t rank, double rank_second
 }
 
 TEST(RanksTest, ARankThatFailsIsNamed) {
-  for (const int32_t rank : {0, 1}) {
+  for (const RankPlace place : {RankPlace{0, 2}, {1, 2}, {2, 4}, {7, 8}}) {
     const auto [told, seconds] = ToldWhenRankActs(
-        rank, 60, [] { throw Error(ErrorCode::kUnavailable, "no memory is left"); });
-    EXPECT_EQ(told, EndedRankText({rank, 2}, "no memory is left"));
+        place, 60, [] { throw Error(ErrorCode::kUnavailable, "no memory is left"); });
+    EXPECT_EQ(told, EndedRankText(place, "no memory is left"));
     EXPECT_LT(seconds, 10);
   }
 }
 
 TEST(RanksTest, ARankThatHangsIsNamedWithinTheTimeLimit) {
-  const auto [told, seconds] =
-      ToldWhenRankActs(1, 0.3, [] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); });
-  EXPECT_THAT(told, HasSubstr("rank 1 of 2 has ended: it has not answered for 0.3 s"));
-  EXPECT_LT(seconds, 10);
+  for (const RankPlace place : {RankPlace{1, 2}, {3, 4}}) {
+    const auto [told, seconds] = ToldWhenRankActs(
+        place, 0.3, [] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); });
+    EXPECT_THAT(told, HasSubstr(EndedRankText(place, "it has not answered for 0.3 s")));
+    EXPECT_LT(seconds, 10);
+  }
 }
 
 }  // namespace

@@ -14,9 +14,11 @@
 #include "outrider/networks/deepseek_v4_weights.h"
 #include "outrider/networks/deepseek_weights.h"
 #include "outrider/networks/eagle3_weights.h"
+#include "outrider/networks/hybrid_weights.h"
 #include "outrider/networks/step3p5_weights.h"
 #include "outrider/ops/cpu/packed_weights.h"
 #include "tests/networks/loaded_model.h"
+#include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/temporary_directory.h"
@@ -47,6 +49,7 @@ struct Declaration {
   std::function<void(WeightLoader&, Handles&)> make;
   std::function<std::vector<Part>(const Handles&)> parts;  // of a loaded weight; null: none
   int64_t heads = 0;                                       // of a kv_b_proj or vector
+  int64_t cols = 1;                                        // values of a head of a vector
 };
 
 void AddMlp(const cpu::PackedMlp& mlp, std::vector<Part>& parts) {
@@ -134,11 +137,13 @@ class NotingLoader : public WeightLoader {
     Note(
         name, [=](WeightLoader& l, Handles& h) { l.Values(&h.vector, name, rows, cols); }, nullptr);
   }
-  void LooseValues(const float** /*out*/, const std::string& name, int64_t rows,
-                   int64_t cols) override {
+  void HeadValues(const float** /*out*/, const std::string& name, int64_t rows,
+                  int64_t cols) override {
     Note(
-        name, [=](WeightLoader& l, Handles& h) { l.LooseValues(&h.vector, name, rows, cols); },
+        name, [=](WeightLoader& l, Handles& h) { l.HeadValues(&h.vector, name, rows, cols); },
         nullptr);
+    declarations.back().heads = rows;
+    declarations.back().cols = cols;
   }
   void Integers(const int32_t** /*out*/, const std::string& /*name*/, int64_t /*rows*/,
                 int64_t /*cols*/, int64_t /*limit*/) override {}
@@ -294,8 +299,8 @@ class CutTest {
       }
     } else if (declaration.heads > 0) {
       const Share heads = ShareOf(Cut::kHeads, declaration.heads, place);
-      for (int64_t h = 0; h < heads.count; ++h) {
-        EXPECT_EQ(part.vector[h], whole.vector[heads.first + h]);
+      for (int64_t i = 0; i < heads.count * declaration.cols; ++i) {
+        EXPECT_EQ(part.vector[i], whole.vector[heads.first * declaration.cols + i]);
       }
     }
   }
@@ -390,6 +395,14 @@ TEST(WeightCutTest, Step3p5) {
   const SmallStepModel model(1600, 20, {.heads = 8, .kv_heads = 8});
   const ModelConfig config = ReadModelConfig(model.directory());
   CutAll<Step3p5Weights>(*MakeDummyWeights(config, 1), config, 3);
+}
+
+TEST(WeightCutTest, LinearAttention) {
+  for (const json& small : {SmallLingConfig(1600), SmallKimiConfig(1600)}) {
+    const SmallHybridModel model(WithHeads(small, 8));
+    const ModelConfig config = ReadModelConfig(model.directory());
+    CutAll<HybridWeights>(*MakeDummyWeights(config, 1), config, config.num_nextn_predict_layers);
+  }
 }
 
 TEST(WeightCutTest, Eagle3) {

@@ -64,7 +64,7 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
 RequestRows BatchLayout::PlaceRequest(const RequestWork& work, int32_t first_row,
                                       int32_t first_logits_row) const {
   OUTRIDER_CHECK(!work.tokens.empty());
-  OUTRIDER_CHECK(work.draft_tokens.empty() || (work.phase == Phase::kDecode && work.samples));
+  OUTRIDER_CHECK(work.draft_tokens.empty() || work.phase == Phase::kDecode);
   OUTRIDER_CHECK(!work.prompt_logits || work.phase != Phase::kDecode);
   OUTRIDER_CHECK(work.phase != Phase::kPromptChunk || !work.samples);
   const auto num_drafts = static_cast<int32_t>(work.draft_tokens.size());

@@ -30,6 +30,21 @@ int32_t RowsOfRank::RankOf(const RequestRows& request) const {
   OUTRIDER_CHECK(false, "slot {} has no pages", request.slot);
 }
 
+void RowsOfRank::TakeOwnPages(const StateTables& tables, StateTables& own) const {
+  const auto take = [&](const std::vector<int32_t>& pages, std::vector<int32_t>& to) {
+    to.clear();
+    for (const int32_t page : pages) to.push_back(OwnPage(page, place_.ranks));
+  };
+  take(tables.state, own.state);
+  take(tables.rows, own.rows);
+  take(tables.restored, own.restored);
+  own.checkpoints.resize(tables.checkpoints.size());
+  for (size_t i = 0; i < own.checkpoints.size(); ++i) {
+    own.checkpoints[i].tokens = tables.checkpoints[i].tokens;
+    take(tables.checkpoints[i].pages, own.checkpoints[i].pages);
+  }
+}
+
 void RowsOfRank::Assign(const BatchLayout& layout) {
   const size_t num_groups = layout_.groups().size();
   OUTRIDER_CHECK(layout.groups().size() == num_groups);
@@ -43,6 +58,7 @@ void RowsOfRank::Assign(const BatchLayout& layout) {
     if (rank == place_.rank) own_.push_back(&request);
   }
   block_tables_.resize(std::max(block_tables_.size(), own_.size() * num_groups));
+  states_.resize(std::max(states_.size(), own_.size()));
   for (size_t i = 0; i < own_.size(); ++i) {
     const RequestRows& request = *own_[i];
     for (size_t g = 0; g < num_groups; ++g) {
@@ -52,16 +68,23 @@ void RowsOfRank::Assign(const BatchLayout& layout) {
         own.push_back(page < 0 ? page : OwnPage(page, place_.ranks));
       }
     }
+    StateWork state = request.state;
+    if (state.tables != nullptr) {
+      TakeOwnPages(*state.tables, states_[i]);
+      state.tables = &states_[i];
+    }
+    const auto drafts = static_cast<size_t>(request.num_drafts);
+    const auto known = static_cast<size_t>(request.query_length) - drafts;
+    const auto tokens = layout.tokens().subspan(static_cast<size_t>(request.first_row));
     work_.push_back(
         {.slot = request.slot,
          .phase = request.phase == Phase::kDecode ? Phase::kDecode : Phase::kPromptChunk,
          .context_length = request.context_length,
-         .tokens = layout.tokens().subspan(static_cast<size_t>(request.first_row),
-                                           static_cast<size_t>(request.query_length)),
-         .draft_tokens = {},
+         .tokens = tokens.first(known),
+         .draft_tokens = tokens.subspan(known, drafts),
          .samples = false,
          .block_tables = std::span(block_tables_).subspan(i * num_groups, num_groups),
-         .state = request.state});
+         .state = state});
   }
   layout_.Assign(work_);
   for (const RequestRows& own : layout_.requests()) {

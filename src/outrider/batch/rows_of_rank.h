@@ -42,6 +42,8 @@ class RowsOfRank {
 
  private:
   int32_t RankOf(const RequestRows& request) const;
+  /// own: `tables`, which are this rank's, with its own numbers of pages.
+  void TakeOwnPages(const StateTables& tables, StateTables& own) const;
 
   RankPlace place_;
   BatchLayout layout_;
@@ -51,6 +53,7 @@ class RowsOfRank {
   std::vector<RequestWork> work_;
   std::vector<const RequestRows*> own_;             // of each work
   std::vector<std::vector<int32_t>> block_tables_;  // [work, groups]
+  std::vector<StateTables> states_;                 // of each work
 };
 
 }  // namespace outrider

@@ -20,8 +20,9 @@ struct Divided {
 /// What of a layer must be a multiple of the number of ranks.
 std::vector<Divided> DividedEvenly(const LayerSpec& layer) {
   if (const auto* mla = std::get_if<MlaSpec>(&layer.attention)) return {{mla->heads, "heads"}};
-  // Its state is not divided yet.
-  if (std::holds_alternative<KdaSpec>(layer.attention)) return {{1, "state of linear attention"}};
+  if (const auto* kda = std::get_if<KdaSpec>(&layer.attention)) {
+    return {{kda->heads, "heads of linear attention"}};
+  }
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.attention)) {
     return {{gqa->heads, "heads"}, {gqa->kv_heads, "heads of keys and values"}};
   }
@@ -64,8 +65,8 @@ LayerSpec OfOneRank(LayerSpec layer, int32_t ranks) {
   } else if (auto* gqa = std::get_if<GqaSpec>(&layer.attention)) {
     gqa->heads /= ranks;
     gqa->kv_heads /= ranks;
-  } else if (std::holds_alternative<KdaSpec>(layer.attention)) {
-    OUTRIDER_CHECK(ranks == 1, "CheckRanks refuses others");
+  } else if (auto* kda = std::get_if<KdaSpec>(&layer.attention)) {
+    kda->heads /= ranks;
   } else {
     auto& compressed = std::get<CompressedSpec>(layer.attention);
     compressed.heads /= ranks;

@@ -5,6 +5,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/hybrid_names.h"
+#include "outrider/checkpoint/rank_config.h"
 
 namespace outrider {
 
@@ -14,8 +15,10 @@ namespace {
 /// `letter`_b_proj. The last matrix.
 WeightLoader::NamedMatrix LastOf(KdaProjection* w, const std::string& letter, int64_t rank,
                                  int64_t width) {
-  return {
-      .out = &w->up, .name = letter + (rank == 0 ? "_proj" : "_b_proj") + ".weight", .rows = width};
+  return {.out = &w->up,
+          .name = letter + (rank == 0 ? "_proj" : "_b_proj") + ".weight",
+          .rows = width,
+          .cut = {.rows = Cut::kHeads}};
 }
 WeightLoader::NamedMatrix FirstOf(KdaProjection* w, const std::string& letter, int64_t rank) {
   return {.out = &w->down, .name = letter + "_a_proj.weight", .rows = rank};
@@ -27,17 +30,18 @@ void DeclareKdaProjections(WeightLoader& loader, const KdaSpec& kda, const Hybri
   const int64_t width = kda.width();
   const std::string decay = prefix + std::string(names.decay);
   const std::string gate = prefix + std::string(names.gate);
+  const WeightCut heads = {.rows = Cut::kHeads};
   const WeightLoader::NamedMatrix write = {
-      .out = &w->write, .name = prefix + "b_proj.weight", .rows = kda.heads};
+      .out = &w->write, .name = prefix + "b_proj.weight", .rows = kda.heads, .cut = heads};
   const WeightLoader::NamedMatrix decay_up = LastOf(&w->decay, decay, kda.decay_rank, width);
   const WeightLoader::NamedMatrix gate_up = LastOf(&w->gate, gate, kda.gate_rank, width);
   const auto alone = [&](const WeightLoader::NamedMatrix& m, int64_t cols) {
-    loader.Matrix(m.out, m.name, m.rows, cols);
+    loader.Matrix(m.out, m.name, m.rows, cols, m.cut);
   };
   std::vector<WeightLoader::NamedMatrix> projections = {
-      {.out = &w->q, .name = prefix + "q_proj.weight", .rows = width},
-      {.out = &w->k, .name = prefix + "k_proj.weight", .rows = width},
-      {.out = &w->v, .name = prefix + "v_proj.weight", .rows = width}};
+      {.out = &w->q, .name = prefix + "q_proj.weight", .rows = width, .cut = heads},
+      {.out = &w->k, .name = prefix + "k_proj.weight", .rows = width, .cut = heads},
+      {.out = &w->v, .name = prefix + "v_proj.weight", .rows = width, .cut = heads}};
   if (kda.decay_rank == 0) projections.push_back(decay_up);
   if (kda.gate_rank == 0) projections.push_back(gate_up);
   projections.push_back(write);
@@ -59,20 +63,21 @@ void DeclareKda(WeightLoader& loader, const KdaSpec& kda, const HybridNames& nam
                 const std::string& prefix, KdaWeights* w) {
   const int64_t width = kda.width();
   DeclareKdaProjections(loader, kda, names, hidden, prefix, w);
-  loader.LooseValues(&w->q_taps, prefix + "q_conv1d.weight", width, kda.conv);
-  loader.LooseValues(&w->k_taps, prefix + "k_conv1d.weight", width, kda.conv);
-  loader.LooseValues(&w->v_taps, prefix + "v_conv1d.weight", width, kda.conv);
-  loader.LooseValues(&w->decay_log, prefix + "A_log", kda.heads, 1);
-  loader.Vector(&w->decay_bias, prefix + "dt_bias", width);
+  loader.HeadValues(&w->q_taps, prefix + "q_conv1d.weight", width, kda.conv);
+  loader.HeadValues(&w->k_taps, prefix + "k_conv1d.weight", width, kda.conv);
+  loader.HeadValues(&w->v_taps, prefix + "v_conv1d.weight", width, kda.conv);
+  loader.HeadValues(&w->decay_log, prefix + "A_log", kda.heads, 1);
+  loader.HeadVector(&w->decay_bias, prefix + "dt_bias", width);
   loader.Vector(&w->norm, prefix + "o_norm.weight", kda.head_dim);
-  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, width);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, width,
+                {.rows = Cut::kRows, .input = Cut::kHeads});
 }
 
 void DeclareLatent(WeightLoader& loader, const MlaSpec& mla, const HybridNames& names,
                    int64_t hidden, const std::string& prefix, MlaWeights* w) {
   DeclareMlaAttention(loader, mla, hidden, hidden, w, prefix, names.latent_output);
   if (mla.gates_heads) {
-    loader.Matrix(&w->gate, prefix + "g_proj.weight", mla.heads, hidden);
+    loader.Matrix(&w->gate, prefix + "g_proj.weight", mla.heads, hidden, {.rows = Cut::kHeads});
   }
 }
 
@@ -100,15 +105,16 @@ void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t inde
                         DecoderLayer* layer) {
   const HybridNames& names = HybridNamesOf(c.family);
   const std::string prefix = HybridLayerPrefix(c, index);
-  layer->spec = c.layer(index);
+  const LayerSpec whole = c.layer(index);
+  layer->spec = OfOneRank(whole, loader.ranks());
   layer->norm_eps = static_cast<float>(c.rms_norm_eps);
   LayerWeights* w = &layer->weights;
   loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
   const std::string attention = prefix + std::string(names.attention);
-  if (const auto* kda = std::get_if<KdaSpec>(&layer->spec.attention)) {
+  if (const auto* kda = std::get_if<KdaSpec>(&whole.attention)) {
     DeclareKda(loader, *kda, names, c.hidden_size, attention, &w->attention.emplace<KdaWeights>());
   } else {
-    DeclareLatent(loader, std::get<MlaSpec>(layer->spec.attention), names, c.hidden_size, attention,
+    DeclareLatent(loader, std::get<MlaSpec>(whole.attention), names, c.hidden_size, attention,
                   &w->attention.emplace<MlaWeights>());
   }
   loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight", c.hidden_size);
@@ -125,7 +131,6 @@ void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t inde
 }  // namespace
 
 void HybridWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
-  OUTRIDER_CHECK(loader.ranks() == 1);
   const std::string embedding_name =
       c.tensor_prefix + std::string(HybridNamesOf(c.family).embedding);
   loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
@@ -147,7 +152,8 @@ void HybridWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_
     MtpWeights& module = mtp[static_cast<size_t>(m)];
     loader.Vector(&module.embedding_norm, prefix + "enorm.weight", c.hidden_size);
     loader.Vector(&module.hidden_norm, prefix + "hnorm.weight", c.hidden_size);
-    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
+    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size,
+                  {.rows = Cut::kRows});
     DeclareHybridLayer(loader, c, index, &module.layer);
     loader.Vector(&module.output_norm, prefix + "final_layernorm.weight", c.hidden_size);
   }

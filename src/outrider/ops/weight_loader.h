@@ -156,9 +156,9 @@ class WeightLoader {
   /// Float32 values [rows, cols].
   virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;
   /// Values of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows,
-  /// 1] where cols is 1.
-  virtual void LooseValues(const float** out, const std::string& name, int64_t rows,
-                           int64_t cols) = 0;
+  /// 1] where cols is 1. Each rank has the rows of its heads.
+  virtual void HeadValues(const float** out, const std::string& name, int64_t rows,
+                          int64_t cols) = 0;
 
   /// Integers [rows, cols] from 0 to limit - 1. Load throws Error if there are others.
   virtual void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,

@@ -49,12 +49,18 @@ TEST(RankPlan, RanksThatShareRequestsNeedNotShareHeads) {
               HasSubstr("columns of an MLP"));
 }
 
-TEST(RankPlan, SaysForWhatRequestsAreNotSharedYet) {
-  const EngineOptions options = {.tensor_parallel_size = 2, .data_parallel_attention = true};
+TEST(RankPlan, HeadsOfLinearAttentionAreSharedOnAProcessor) {
   ModelFacts model = TinyV3();
-  model.config.layers.back().attention = KdaSpec();
-  EXPECT_THAT(RefusalOf(options, DeviceKind::kCpu, model),
-              HasSubstr("--data-parallel-attention does not have linear attention"));
+  model.config.layers.back().attention =
+      KdaSpec{.heads = 4, .head_dim = 16, .conv = 4, .decay_bound = {}};
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 4}, DeviceKind::kCpu, model), "");
+  EXPECT_THAT(RefusalOf({.tensor_parallel_size = 8}, DeviceKind::kCpu, model),
+              HasSubstr("cannot share 4 heads of linear attention; use 1, 2, 4"));
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 3, .data_parallel_attention = true},
+                      DeviceKind::kCpu, model),
+            "");
+  EXPECT_THAT(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, model),
+              HasSubstr("several GPUs do not have linear attention yet"));
 }
 
 TEST(RankPlan, EveryRankHasAThread) {

@@ -19,31 +19,34 @@ void CheckSharedGpus(const EngineOptions& options) {
   throw InvalidArgument("ranks that share a GPU need --kv-cache-memory-bytes");
 }
 
-}  // namespace
-
-void CheckDividesRequests(const ModelConfig& config, int32_t ranks) {
-  constexpr const char* kFlag = "--data-parallel-attention";
-  if (ranks == 1) {
-    throw InvalidArgument(
-        "{} shares requests among ranks: it needs --tensor-parallel-size 2 or more", kFlag);
-  }
+void CheckStatesOnGpus(const ModelConfig& config) {
   for (const LayerSpec& layer : config.layers) {
-    if (std::holds_alternative<KdaSpec>(layer.attention)) {
-      throw InvalidArgument("{} does not have linear attention yet", kFlag);
-    }
+    if (!std::holds_alternative<KdaSpec>(layer.attention)) continue;
+    throw InvalidArgument(
+        "--tensor-parallel-size: several GPUs do not have linear attention yet; several ranks on a "
+        "processor do (--device cpu)");
   }
 }
+
+}  // namespace
 
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions) {
   constexpr const char* kFlag = "--tensor-parallel-size";
   const int32_t ranks = options.tensor_parallel_size;
   const bool divides_requests = options.data_parallel_attention;
-  if (divides_requests) CheckDividesRequests(model.config, ranks);
+  if (divides_requests && ranks == 1) {
+    throw InvalidArgument(
+        "--data-parallel-attention shares requests among ranks: it needs --tensor-parallel-size 2 "
+        "or more");
+  }
   CheckRanks(model.config, ranks, kFlag, divides_requests);
   if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag, divides_requests);
   if (ranks == 1) return;
-  if (device != DeviceKind::kCpu) CheckSharedGpus(options);
+  if (device != DeviceKind::kCpu) {
+    CheckSharedGpus(options);
+    CheckStatesOnGpus(model.config);
+  }
   if (options.num_threads > 0 && options.num_threads < ranks) {
     throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
                           options.num_threads, ranks, ranks);

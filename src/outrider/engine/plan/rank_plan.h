@@ -12,13 +12,9 @@
 
 namespace outrider {
 
-/// Throws Error if so many ranks cannot share the model, or several do not run it on the device; or
-/// if they cannot each have the cache of their own requests, where that is asked for.
+/// Throws Error if so many ranks cannot share the model, or several do not run it on the device.
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions);
-
-/// Throws Error if ranks cannot each have the cache of their own requests.
-void CheckDividesRequests(const ModelConfig& config, int32_t ranks);
 
 /// Threads of a pool, the caller's included.
 struct ComputeThreads {

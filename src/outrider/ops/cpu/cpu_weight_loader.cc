@@ -365,10 +365,12 @@ void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t
 
 void CpuWeightLoader::HeadVector(const float** out, const std::string& name, int64_t size) {
   DeclareValues(out, {name, {size}}, 0);
-  // It is read whole: a vector is one row of its tensor.
-  pieces_.back().fill = [fill = pieces_.back().fill, out,
-                         first = OwnShare(Cut::kHeads, size).first](Piece& p, std::byte* memory,
-                                                                    ThreadPool& pool) {
+  KeepFrom(OwnShare(Cut::kHeads, size).first, out);
+}
+
+void CpuWeightLoader::KeepFrom(int64_t first, const float** out) {
+  pieces_.back().fill = [fill = pieces_.back().fill, out, first](Piece& p, std::byte* memory,
+                                                                 ThreadPool& pool) {
     fill(p, memory, pool);
     *out += first;
   };
@@ -379,9 +381,10 @@ void CpuWeightLoader::Values(const float** out, const std::string& name, int64_t
   DeclareValues(out, {name, {rows, cols}}, 0);
 }
 
-void CpuWeightLoader::LooseValues(const float** out, const std::string& name, int64_t rows,
-                                  int64_t cols) {
+void CpuWeightLoader::HeadValues(const float** out, const std::string& name, int64_t rows,
+                                 int64_t cols) {
   DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true}, 0);
+  KeepFrom(OwnShare(Cut::kHeads, rows).first * cols, out);
 }
 
 void CpuWeightLoader::DeclareValues(const float** out, ExpectedTensor tensor, float added) {

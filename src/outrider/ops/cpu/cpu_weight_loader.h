@@ -38,7 +38,7 @@ class CpuWeightLoader : public WeightLoader {
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
   void HeadVector(const float** out, const std::string& name, int64_t size) override;
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void LooseValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
+  void HeadValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
@@ -75,6 +75,9 @@ class CpuWeightLoader : public WeightLoader {
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
   /// Float32 values; `added` is added to each.
   void DeclareValues(const float** out, ExpectedTensor tensor, float added);
+  /// Of the values declared last this rank's begin at `first`. They are read whole, as a file may
+  /// have them in one row.
+  void KeepFrom(int64_t first, const float** out);
   /// How DeclareStacked declares.
   struct StackedUse {
     Cut cut = Cut::kNone;

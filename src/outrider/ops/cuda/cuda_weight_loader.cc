@@ -394,23 +394,24 @@ void CudaWeightLoader::StreamMatrix(Weight* out, const std::string& name, int64_
 
 void CudaWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
                               int64_t cols) {
-  DeclareValues(out, {name, {rows, cols}});
+  DeclareValues(out, {name, {rows, cols}}, {0, rows * cols});
 }
 
-void CudaWeightLoader::LooseValues(const float** out, const std::string& name, int64_t rows,
-                                   int64_t cols) {
-  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true});
+void CudaWeightLoader::HeadValues(const float** out, const std::string& name, int64_t rows,
+                                  int64_t cols) {
+  const Share own = OwnShare(Cut::kHeads, rows);
+  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true},
+                {own.first * cols, own.count * cols});
 }
 
-void CudaWeightLoader::DeclareValues(const float** out, const ExpectedTensor& tensor) {
-  int64_t count = 1;
-  for (const int64_t dimension : tensor.shape) count *= dimension;
+void CudaWeightLoader::DeclareValues(const float** out, const ExpectedTensor& tensor,
+                                     const Share& own) {
   Declare(
       {tensor},
-      [count](WeightSizes& sizes) {
-        sizes[DType::kF32] += count * static_cast<int64_t>(sizeof(float));
+      [own](WeightSizes& sizes) {
+        sizes[DType::kF32] += own.count * static_cast<int64_t>(sizeof(float));
       },
-      [out, tensor](TensorUpload& upload) { *out = upload.Values(tensor); });
+      [out, tensor, own](TensorUpload& upload) { *out = upload.Values(tensor, own); });
 }
 
 void CudaWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,

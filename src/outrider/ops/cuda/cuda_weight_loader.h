@@ -47,7 +47,7 @@ class CudaWeightLoader : public WeightLoader {
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
   void HeadVector(const float** out, const std::string& name, int64_t size) override;
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void LooseValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
+  void HeadValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
@@ -79,7 +79,8 @@ class CudaWeightLoader : public WeightLoader {
   void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
                      WeightSizes& sizes) const;
   void AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const;
-  void DeclareValues(const float** out, const ExpectedTensor& tensor);
+  /// own: of all values of the tensor.
+  void DeclareValues(const float** out, const ExpectedTensor& tensor, const Share& own);
   void DeclareVector(const float** out, const std::string& name, int64_t size, const Share& own,
                      float added);
 

@@ -45,6 +45,12 @@ float DummyScale(const WeightTensor& tensor) {
   return ones[0];
 }
 
+/// Leaves those of a share.
+void Keep(const Share& own, std::vector<float>& values) {
+  values.erase(values.begin() + own.end(), values.end());
+  values.erase(values.begin(), values.begin() + own.first);
+}
+
 }  // namespace
 
 TensorUpload::TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream)
@@ -167,16 +173,16 @@ const float* TensorUpload::Vector(const std::string& name, int64_t size, const S
   const auto tensor = source_.Open({name, {size}});
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
-  values.erase(values.begin() + own.end(), values.end());
-  values.erase(values.begin(), values.begin() + own.first);
+  Keep(own, values);
   for (float& value : values) value += added;
   return Bring(values);
 }
 
-const float* TensorUpload::Values(const ExpectedTensor& tensor) {
+const float* TensorUpload::Values(const ExpectedTensor& tensor, const Share& own) {
   const auto open = source_.Open(tensor);
   std::vector<float> values(static_cast<size_t>(open->rows() * open->cols()));
   open->ReadRows(0, open->rows(), values.data());
+  Keep(own, values);
   return Bring(values);
 }
 

@@ -29,8 +29,8 @@ class TensorUpload {
 
   /// float32 values `own` of a vector of `size`, each plus `added`.
   const float* Vector(const std::string& name, int64_t size, const Share& own, float added);
-  /// All numbers of a tensor, float32.
-  const float* Values(const ExpectedTensor& tensor);
+  /// float32 values `own` of all numbers of a tensor.
+  const float* Values(const ExpectedTensor& tensor, const Share& own);
   /// Integers [rows, cols]. Throws Error for those outside 0 to limit - 1.
   const int32_t* Integers(const std::string& name, int64_t rows, int64_t cols, int64_t limit);
   /// bf16 [rows, cols].
