@@ -56,6 +56,11 @@ class Server:
         return f"the server ended with status {self._process.returncode}:\n{self.last_log_lines()}"
 
     @property
+    def status(self):
+        """None while it runs."""
+        return self._process.returncode
+
+    @property
     def pid(self):
         return self._process.pid
 

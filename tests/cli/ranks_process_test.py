@@ -3,16 +3,19 @@ share a model: answers are those of one rank, and a rank that stands still ends 
 these tests only."""
 
 import concurrent.futures
-import ctypes
 import http.client
 import json
 import os
-import signal
+import pathlib
 import subprocess
+import sys
 import tempfile
 import time
 
 from serve_process_test import MODEL, OUTRIDER, Server, run_tests
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+from frozen_thread import FrozenThread, thread_named  # noqa: E402
 
 RANKS = ["--num-threads", "2", "--tensor-parallel-size"]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
@@ -112,47 +115,6 @@ def bench_runs_ranks_and_says_so():
                 assert json.load(file)["ranks"] == 2
 
 
-class Frozen:
-    """A thread of a child process that stands still: it is traced and told to stop. The thread that
-    froze it is to end it."""
-
-    SEIZE, INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
-
-    def __init__(self, thread):
-        self.thread = thread
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-        libc.ptrace.restype = ctypes.c_long
-        for request in (self.SEIZE, self.INTERRUPT):
-            if libc.ptrace(request, thread, None, None) != 0:
-                raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        os.waitpid(thread, self.WALL)
-
-    def take_end(self):
-        """True: it has ended with its process, which nobody can wait for before."""
-        try:
-            return os.waitpid(self.thread, self.WALL | os.WNOHANG)[0] == self.thread
-        except ChildProcessError:
-            return True
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        while not self.take_end():
-            os.kill(self.thread, signal.SIGKILL)
-            time.sleep(0.02)
-
-
-def thread_named(process, name):
-    tasks = f"/proc/{process.pid}/task"
-    for task in os.listdir(tasks):
-        with open(os.path.join(tasks, task, "comm"), encoding="ascii") as file:
-            if file.read().strip() == name:
-                return int(task)
-    raise AssertionError("no thread is named " + name)
-
-
 @test
 def a_rank_that_stands_still_ends_the_server_within_ten_seconds():
     with Server(*RANKS, "2") as server:
@@ -165,7 +127,7 @@ def a_rank_that_stands_still_ends_the_server_within_ten_seconds():
         assert response.readline().startswith(b"data: ")
         assert server.ask("GET", "/health")[0] == 200
         try:
-            rank = Frozen(thread_named(server.process, "rank 1"))
+            rank = FrozenThread(thread_named(server.process.pid, "rank 1"))
         except PermissionError as error:
             print("  skipped: this system lets no process stop a thread of its child:", error)
             return

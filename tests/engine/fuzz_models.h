@@ -9,6 +9,7 @@
 #include "outrider/parallel/communicator.h"
 #include "tests/engine/test_engine.h"
 #include "tests/networks/int4_tiny_model.h"
+#include "tests/networks/models_for_ranks.h"
 #include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_model.h"
@@ -211,10 +212,16 @@ class Models {
   /// Options of an engine over it, with these operations.
   TestEngineOptions Options(const ModelChoice& model, const Ops* ops) {
     TestEngineOptions o;
+    o.dummy_seed = model.dummy_seed;
+    const auto take = [&](const ModelForRanks& bundled) {
+      o.checkpoint = bundled.directory();
+      if (bundled.has_dummy_weights()) o.dummy_seed = 9;
+    };
     // Pages have to hold pieces of states.
     if (HasState(model) && on_gpu()) o.block_size = kStatePageTokens;
     switch (model.shape) {
       case Shape::kV3:
+        if (on_gpu()) take(gpu_v3_);
         if (model.dummy_seed) o.checkpoint = small_model_.directory();
         break;
       case Shape::kStep:
@@ -238,13 +245,14 @@ class Models {
         break;
       case Shape::kV4:
         o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
+        if (on_gpu()) take(gpu_v4_);
         break;
       case Shape::kV4DSpark:
         o.checkpoint = model.dummy_seed ? small_dspark_model_.directory() : TinyDSparkDirectory();
+        if (on_gpu()) take(gpu_dspark_);
         break;
     }
     if (!IsV3(model)) o.cache_form = KvCacheForm::kHeads;
-    o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
     o.fp8_form = model.fp8_form;
@@ -288,15 +296,20 @@ class Models {
   SmallModel small_model_{2, kSmallVocab, heads_};
   SmallStepModel small_step_model_{
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, arguments_.ranks)}};
-  SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
+  SmallStepModel gpu_step_model_{kSmallVocab, 20, GpuStepSizes(arguments_.ranks)};
   SmallSparseModel small_sparse_model_{kSmallVocab, {.heads = heads_}};
   SmallSparseModel small_glm5_model_{kSmallVocab, {.golden = "tiny-glm-dsa", .heads = heads_}};
-  SmallSparseModel gpu_v32_model_{kSmallVocab, kGpuV32Sizes};
-  SmallSparseModel gpu_glm5_model_{kSmallVocab, kGpuGlm5Sizes};
-  SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
-  SmallHybridModel small_kimi_{SmallKimiConfig(kSmallVocab)};
-  SmallHybridModel gpu_ling_{WithGpuHeads(SmallLingConfig(kSmallVocab))};
-  SmallHybridModel gpu_kimi_{WithGpuHeads(SmallKimiConfig(kSmallVocab))};
+  SmallSparseModel gpu_v32_model_{kSmallVocab, GpuV32Sizes(arguments_.ranks)};
+  SmallSparseModel gpu_glm5_model_{kSmallVocab, GpuGlm5Sizes(arguments_.ranks)};
+  SmallHybridModel small_ling_{WithHeads(SmallLingConfig(kSmallVocab), std::max(4, heads_))};
+  SmallHybridModel small_kimi_{WithHeads(SmallKimiConfig(kSmallVocab), std::max(4, heads_))};
+  SmallHybridModel gpu_ling_{
+      WithHeads(WithGpuHeads(SmallLingConfig(kSmallVocab)), std::max(4, heads_))};
+  SmallHybridModel gpu_kimi_{
+      WithHeads(WithGpuHeads(SmallKimiConfig(kSmallVocab)), std::max(4, heads_))};
+  V3ForRanks gpu_v3_{arguments_.ranks};
+  V4ForRanks gpu_v4_{TinyV4Directory(), arguments_.ranks};
+  V4ForRanks gpu_dspark_{TinyDSparkDirectory(), arguments_.ranks};
   SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
   std::optional<Int4TinyModel> int4_model_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};

@@ -2,6 +2,7 @@
 // weights.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -17,11 +18,22 @@ struct SmallSparseSizes {
   int32_t heads = 2;
   int32_t top_k = 12;       // tokens that a row reads
   int32_t index_heads = 0;  // 0: those of the config; else all sizes are such as a GPU takes
+  int32_t gpu_width = 64;   // of the MLP then; experts have half
 };
-/// Sizes that the GPU's kernels take: lists shorter than a split, and of two splits.
-inline constexpr SmallSparseSizes kGpuV32Sizes = {.heads = 4, .index_heads = 8};
-inline constexpr SmallSparseSizes kGpuGlm5Sizes = {
-    .golden = "tiny-glm-dsa", .heads = 3, .top_k = 300, .index_heads = 32};
+/// Sizes that the GPU's kernels take, and so many ranks share: lists shorter than a split, and of
+/// two splits.
+constexpr SmallSparseSizes GpuV32Sizes(int32_t ranks) {
+  return {.heads = std::max(4, ranks), .index_heads = 8, .gpu_width = std::max(64, 16 * ranks)};
+}
+constexpr SmallSparseSizes GpuGlm5Sizes(int32_t ranks) {
+  return {.golden = "tiny-glm-dsa",
+          .heads = 3 * ranks,
+          .top_k = 300,
+          .index_heads = 32,
+          .gpu_width = std::max(64, 16 * ranks)};
+}
+inline constexpr SmallSparseSizes kGpuV32Sizes = GpuV32Sizes(1);
+inline constexpr SmallSparseSizes kGpuGlm5Sizes = GpuGlm5Sizes(1);
 
 class SmallSparseModel {
  public:
@@ -38,8 +50,8 @@ class SmallSparseModel {
       config["index_n_heads"] = sizes.index_heads;
       config["index_head_dim"] = 128;
       config["hidden_size"] = 64;
-      config["intermediate_size"] = 64;
-      config["moe_intermediate_size"] = 32;
+      config["intermediate_size"] = sizes.gpu_width;
+      config["moe_intermediate_size"] = sizes.gpu_width / 2;
       config["n_routed_experts"] = 8;
       config["q_lora_rank"] = 64;
       config["kv_lora_rank"] = 512;

@@ -2,6 +2,7 @@
 // allows: for dummy weights.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -20,9 +21,16 @@ struct SmallStepSizes {
   int width = 32;  // of the MLP; experts have half
   int experts = 4;
 };
-/// Those that the GPU's kernels take.
-inline constexpr SmallStepSizes kGpuStepSizes = {
-    .hidden = 64, .heads = 6, .kv_heads = 2, .head_dim = 128, .width = 64, .experts = 8};
+/// Those that the GPU's kernels take, and so many ranks share.
+constexpr SmallStepSizes GpuStepSizes(int ranks) {
+  return {.hidden = 64,
+          .heads = 3 * std::max(2, ranks),
+          .kv_heads = std::max(2, ranks),
+          .head_dim = 128,
+          .width = std::max(64, 16 * ranks),
+          .experts = 8};
+}
+inline constexpr SmallStepSizes kGpuStepSizes = GpuStepSizes(1);
 
 class SmallStepModel {
  public:

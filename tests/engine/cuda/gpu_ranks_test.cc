@@ -1,28 +1,20 @@
 // Ranks on GPUs that share a model give what one GPU gives, bit for bit. All of them run on device
-// 0 here, so that one GPU is enough; those that there are take part in one test. Recorded steps of
-// ranks wait for each other while they run, so on one GPU all of them must find room at the same
-// time: kernels whose blocks wait for each other take a part of it each (ShareMlaBlocks). Needs a
-// GPU of compute capability 9.0, and cuDNN.
+// 0 here, so that one GPU is enough; those that there are take part in one test, and in
+// ranks_on_gpus_test.cc. Needs a GPU of compute capability 9.0, and cuDNN.
+#include "tests/engine/cuda/gpu_ranks.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 #include <variant>
 
-#include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/parallel/ended_rank.h"
 #include "tests/engine/cuda/small_engine_options.h"
-#include "tests/engine/random_grammars.h"
-#include "tests/engine/random_requests.h"
-#include "tests/engine/test_engine.h"
-#include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/temporary_directory.h"
@@ -32,85 +24,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Steps of ranks wait for each other on the GPU, so each rank's stream needs a queue of its own
-/// there. Before anything asks for the GPU.
-const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-
-int32_t VocabOf(const std::filesystem::path& checkpoint) {
-  return static_cast<int32_t>(ReadModelConfig(checkpoint).vocab_size);
-}
-
-/// A request with a prompt of so many random tokens.
-GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
-  std::mt19937 random(seed);
-  GenerationRequest request;
-  request.prompt_token_ids.resize(tokens);
-  for (int32_t& token : request.prompt_token_ids) {
-    token = static_cast<int32_t>(6 + random() % static_cast<uint32_t>(vocab - 6));
-  }
-  request.sampling.temperature = 0.8F;
-  request.sampling.seed = seed;
-  request.sampling.max_tokens = 24;
-  request.sampling.ignore_eos = true;
-  request.sampling.logprobs = 3;
-  request.sampling.prompt_logprobs = 2;
-  return request;
-}
-
-class GpuRanksTest : public HopperTest<> {
- protected:
-  /// Operations of so many ranks on device 0.
-  static std::vector<const Ops*> RankOps(int32_t ranks, bool whole_attention) {
-    static auto& all = *new std::map<std::pair<int32_t, bool>, std::vector<std::unique_ptr<Ops>>>;
-    std::vector<std::unique_ptr<Ops>>& own = all[{ranks, whole_attention}];
-    if (own.empty()) {
-      own = MakeRankOps(DeviceKind::kCuda, std::vector<int>(static_cast<size_t>(ranks), 0),
-                        whole_attention);
-    }
-    std::vector<const Ops*> ops;
-    for (const auto& each : own) ops.push_back(each.get());
-    return ops;
-  }
-
-  static TestEngineOptions OnGpu(TestEngineOptions options) {
-    static const CudaOps* const alone = new CudaOps;
-    options.ops = alone;
-    options.queued = true;
-    return options;
-  }
-
-  static TestEngineOptions OnRanks(TestEngineOptions options, int32_t ranks) {
-    options.ranks = ranks;
-    options.rank_ops = RankOps(ranks, options.divides_requests);
-    return options;
-  }
-
-  /// Random requests, and two with long prompts, on several ranks against one.
-  static void ExpectEqualOnRanks(const TestEngineOptions& asked, int32_t vocab,
-                                 const std::vector<int32_t>& numbers = {2, 4},
-                                 bool divides_requests = false) {
-    const TestEngineOptions options = OnGpu(asked);
-    TestEngineOptions on_ranks = options;
-    on_ranks.divides_requests = divides_requests;
-    std::vector<GenerationRequest> requests = RandomRequests(11, 10);
-    AddGrammars(11, vocab, requests);
-    const size_t room = static_cast<size_t>(options.max_model_len) - 40;
-    for (const uint32_t seed : {1U, 2U}) requests.push_back(LongRequest(seed, room / seed, vocab));
-    const std::vector<Generated> expected = AnswersOf(options, requests, &BundledTokenizer());
-    for (const int32_t ranks : numbers) {
-      EngineCounters counters;
-      const std::vector<Generated> got =
-          AnswersOf(OnRanks(on_ranks, ranks), requests, &BundledTokenizer(), &counters);
-      for (size_t i = 0; i < requests.size(); ++i) {
-        EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
-        EXPECT_GT(expected[i].tokens.size(), 0U);
-      }
-      // Where requests are divided, every step divides them otherwise.
-      if (!divides_requests) {
-        EXPECT_GT(counters.gpu->passes_repeated, 0) << "no step was recorded";
-      }
-    }
-  }
+class GpuRanksTest : public RanksOnGpus<HopperTest<>> {
+  int gpus() const override { return 1; }
 };
 
 TEST_F(GpuRanksTest, LatentAttentionWithoutDrafts) {
@@ -201,8 +116,8 @@ TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
 }
 
 TEST_F(GpuRanksTest, RequestsAreDividedAmongRanks) {
-  const auto expect_equal = [](const TestEngineOptions& options,
-                               const std::vector<int32_t>& numbers = {2}) {
+  const auto expect_equal = [this](const TestEngineOptions& options,
+                                   const std::vector<int32_t>& numbers = {2}) {
     ExpectEqualOnRanks(options, VocabOf(options.checkpoint), numbers, /*divides_requests=*/true);
   };
   expect_equal({.drafter = DrafterKind::kChain}, {2, 4});
@@ -258,6 +173,7 @@ TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {
   int count = 0;
   ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
   EngineOptions options = SmallEngineOptions(8);
+  // Eight would have parts of the bundled model's MLP that FP8 blocks do not allow.
   options.tensor_parallel_size = count >= 4 ? 4 : count >= 2 ? 2 : 1;
   options.kv_cache_memory_bytes.reset();
   options.gpu_memory_utilization = 0.3;

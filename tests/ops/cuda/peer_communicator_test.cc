@@ -1,5 +1,5 @@
-// What ranks on GPUs exchange, with all ranks on device 0; over NCCL on the GPUs that there are, as
-// its ranks share one only from 2.30 on. Needs a GPU of compute capability 9.0.
+// What ranks on GPUs exchange, with all ranks on device 0; and on 2, 4 and 8 GPUs with one each,
+// where there are as many. Needs a GPU of compute capability 9.0.
 #include "outrider/ops/cuda/peer_communicator.h"
 
 #include <gtest/gtest.h>
@@ -24,37 +24,56 @@ namespace {
 /// of its own there. Before anything asks for the GPU.
 const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
-class PeerCommunicatorTest : public HopperTest<> {
- protected:
-  using Make = std::vector<std::unique_ptr<Communicator>> (*)(std::span<const CudaOps* const>,
-                                                              double);
+using Make = std::vector<std::unique_ptr<Communicator>> (*)(std::span<const CudaOps* const>,
+                                                            double);
 
-  /// act(context) on a thread of every rank; the ranks take turns on so many GPUs.
-  static void OnRanks(int32_t ranks, double seconds,
-                      const std::function<void(const Context&, const CudaOps&)>& act,
-                      Make make = MakePeerCommunicators, int gpus = 1) {
-    std::vector<std::unique_ptr<CudaOps>> ops;
-    std::vector<const CudaOps*> pointers;
-    for (int32_t rank = 0; rank < ranks; ++rank) {
-      ops.push_back(std::make_unique<CudaOps>(rank % gpus, ranks, /*sharers=*/ranks / gpus));
-      pointers.push_back(ops.back().get());
-    }
-    auto communicators = make(pointers, seconds);
-    std::vector<std::jthread> threads;
-    for (size_t rank = 0; rank < ops.size(); ++rank) {
-      threads.emplace_back([&, rank] {
-        ops[rank]->UseOnThisThread();
-        const std::unique_ptr<Arena> arena = ops[rank]->MakeArena();
-        const Context context({*ops[rank], nullptr, communicators[rank].get()}, *arena,
-                              DType::kBF16);
-        act(context, *ops[rank]);
-        ops[rank]->Synchronize();
-      });
-    }
-    threads.clear();
-    communicators.clear();
+/// act(context) on a thread of every rank; the ranks take turns on so many GPUs.
+void OnRanks(int32_t ranks, double seconds,
+             const std::function<void(const Context&, const CudaOps&)>& act,
+             Make make = MakePeerCommunicators, int gpus = 1) {
+  std::vector<std::unique_ptr<CudaOps>> ops;
+  std::vector<const CudaOps*> pointers;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    ops.push_back(std::make_unique<CudaOps>(rank % gpus, ranks, /*sharers=*/ranks / gpus));
+    pointers.push_back(ops.back().get());
+  }
+  auto communicators = make(pointers, seconds);
+  std::vector<std::jthread> threads;
+  for (size_t rank = 0; rank < ops.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      ops[rank]->UseOnThisThread();
+      const std::unique_ptr<Arena> arena = ops[rank]->MakeArena();
+      const Context context({*ops[rank], nullptr, communicators[rank].get()}, *arena, DType::kBF16);
+      act(context, *ops[rank]);
+      ops[rank]->Synchronize();
+    });
+  }
+  threads.clear();
+  communicators.clear();
+}
+
+class PeerCommunicatorTest : public HopperTest<> {};
+
+/// Ranks that have a GPU each.
+class PeersOnGpusTest : public HopperTest<::testing::TestWithParam<int>> {
+ protected:
+  void SetUp() override {
+    HopperTest<::testing::TestWithParam<int>>::SetUp();
+    if (IsSkipped()) return;
+    int count = 0;
+    ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+    if (count < gpus()) GTEST_SKIP() << "needs " << gpus() << " GPUs, there are " << count;
+  }
+
+  int gpus() const { return GetParam(); }
+  void OnGpus(double seconds, const std::function<void(const Context&, const CudaOps&)>& act,
+              Make make = MakePeerCommunicators) const {
+    OnRanks(gpus(), seconds, act, make, gpus());
   }
 };
+
+INSTANTIATE_TEST_SUITE_P(Gpus, PeersOnGpusTest, ::testing::Values(2, 4, 8),
+                         ::testing::PrintToStringParamName());
 
 /// What rank `rank` has of row r, column c in call `call`.
 float ValueOf(int call, int64_t row, int64_t column) {
@@ -184,6 +203,12 @@ TEST_F(PeerCommunicatorTest, RecordedGathersCountOnWhenTheyAreReplayed) {
   for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 60, RepeatRecordedGathers);
 }
 
+TEST_P(PeersOnGpusTest, EveryRankGetsTheColumnsOfAll) { OnGpus(60, GatherRandomRows); }
+
+TEST_P(PeersOnGpusTest, RecordedGathersCountOnWhenTheyAreReplayed) {
+  OnGpus(60, RepeatRecordedGathers);
+}
+
 /// NCCL's kernels wait for each other, on one GPU as on several.
 TEST_F(PeerCommunicatorTest, NcclGivesEveryRankTheColumnsOfAll) {
   constexpr int kSharesGpus = 23007;
@@ -193,56 +218,74 @@ TEST_F(PeerCommunicatorTest, NcclGivesEveryRankTheColumnsOfAll) {
   } catch (const Error& error) {
     GTEST_SKIP() << error.what();
   }
-  int gpus = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&gpus), cudaSuccess);
-  if (gpus == 1 && nccl->version() < kSharesGpus) {
-    GTEST_SKIP() << "ranks of NCCL " << nccl->version() << " need two GPUs";
+  if (nccl->version() < kSharesGpus) {
+    GTEST_SKIP() << "ranks of NCCL " << nccl->version() << " need a GPU each";
   }
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/0);
-  gpus = std::min(gpus, 2);
-  OnRanks(2, 60, GatherRandomRows, MakeNcclCommunicators, gpus);
-  OnRanks(2, 60, RepeatRecordedGathers, MakeNcclCommunicators, gpus);
+  OnRanks(2, 60, GatherRandomRows, MakeNcclCommunicators);
+  OnRanks(2, 60, RepeatRecordedGathers, MakeNcclCommunicators);
+}
+
+TEST_P(PeersOnGpusTest, NcclGivesEveryRankTheColumnsOfAll) {
+  try {
+    const NcclLibrary nccl;
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  OnGpus(60, GatherRandomRows, MakeNcclCommunicators);
+  OnGpus(60, RepeatRecordedGathers, MakeNcclCommunicators);
+}
+
+/// All ranks but the last run a recorded gather.
+void LeaveTheLastOut(const Context& context, const CudaOps& ops) {
+  auto& ranks = static_cast<PeerCommunicator&>(*context.ranks);
+  const int32_t last = context.place().ranks - 1;
+  const Tensor all = RowsOnDevice(context, ops, 4, 64, 64);
+  ranks.BeginMeasuring();
+  GatherInPlace(context, all, Cut::kRows);
+  ranks.EndMeasuring();
+  ranks.BeginRecording();
+  if (context.place().rank != last) GatherInPlace(context, all, Cut::kRows);
+  ranks.EndRecording();
+  ops.Synchronize();
+  if (context.place().rank == last) return;
+  try {
+    ranks.ThrowIfEnded();
+    FAIL() << "the last rank has not come";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              fmt::format("rank {} of {} has ended: its GPU has not answered for 0.5 s", last,
+                          context.place().ranks));
+  }
 }
 
 /// A rank whose GPU comes to nothing in a recorded run: the others' GPUs stop to wait for it.
 TEST_F(PeerCommunicatorTest, AGpuThatDoesNotComeIsNamed) {
-  OnRanks(2, 0.5, [](const Context& context, const CudaOps& ops) {
-    auto& ranks = static_cast<PeerCommunicator&>(*context.ranks);
-    const Tensor all = RowsOnDevice(context, ops, 4, 64, 64);
-    ranks.BeginMeasuring();
-    GatherInPlace(context, all, Cut::kRows);
-    ranks.EndMeasuring();
-    ranks.BeginRecording();
-    if (context.place().rank == 0) GatherInPlace(context, all, Cut::kRows);
-    ranks.EndRecording();
-    ops.Synchronize();
-    if (context.place().rank == 1) return;
-    try {
-      ranks.ThrowIfEnded();
-      FAIL() << "rank 1 has not come";
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()),
-                "rank 1 of 2 has ended: its GPU has not answered for 0.5 s");
+  for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 0.5, LeaveTheLastOut);
+}
+
+TEST_P(PeersOnGpusTest, AGpuThatDoesNotComeIsNamed) { OnGpus(0.5, LeaveTheLastOut); }
+
+void GatherWithLateRanks(const Context& context, const CudaOps& ops) {
+  for (int call = 0; call < 8; ++call) {
+    const Scratch::Frame frame(context.arena);
+    if ((call + context.place().rank) % 3 == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-  });
+    const Tensor all = RowsOnDevice(context, ops, 40, 512, 512);
+    const Share own = OwnShare(context, Cut::kRows, 512);
+    Fill(ops, all.Columns(own.first, own.count), call, own.first);
+    GatherInPlace(context, all, Cut::kRows);
+    ExpectFilled(context, ops, all, call);
+  }
 }
 
 /// A rank that comes late has what the others stored before it, and they have what it stores.
 TEST_F(PeerCommunicatorTest, ARankMayBeLate) {
-  OnRanks(2, 60, [](const Context& context, const CudaOps& ops) {
-    for (int call = 0; call < 8; ++call) {
-      const Scratch::Frame frame(context.arena);
-      if ((call + context.place().rank) % 3 == 0) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-      const Tensor all = RowsOnDevice(context, ops, 40, 512, 512);
-      const Share own = OwnShare(context, Cut::kRows, 512);
-      Fill(ops, all.Columns(own.first, own.count), call, own.first);
-      GatherInPlace(context, all, Cut::kRows);
-      ExpectFilled(context, ops, all, call);
-    }
-  });
+  for (const int32_t ranks : {2, 4}) OnRanks(ranks, 60, GatherWithLateRanks);
 }
+
+TEST_P(PeersOnGpusTest, ARankMayBeLate) { OnGpus(60, GatherWithLateRanks); }
 
 TEST_F(PeerCommunicatorTest, ARankThatDoesNotComeIsNamed) {
   OnRanks(2, 0.2, [](const Context& context, const CudaOps& ops) {

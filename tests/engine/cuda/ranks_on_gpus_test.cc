@@ -1,0 +1,118 @@
+// Ranks that have a GPU each give what one GPU gives, bit for bit: on 2, 4 and 8 GPUs, where there
+// are as many. Every rank has a part of all that is divided. Needs GPUs of compute capability 9.0,
+// and cuDNN.
+#include <chrono>
+
+#include "outrider/parallel/ended_rank.h"
+#include "tests/engine/cuda/gpu_ranks.h"
+#include "tests/networks/models_for_ranks.h"
+#include "tests/networks/small_sparse_model.h"
+#include "tests/networks/small_step_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+class RanksOnGpusTest : public RanksOnGpus<HopperTest<::testing::TestWithParam<int>>> {
+ protected:
+  void SetUp() override {
+    HopperTest<::testing::TestWithParam<int>>::SetUp();
+    if (IsSkipped()) return;
+    int count = 0;
+    ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+    if (count < gpus()) GTEST_SKIP() << "needs " << gpus() << " GPUs, there are " << count;
+  }
+
+  int gpus() const override { return GetParam(); }
+
+  /// On as many ranks as GPUs.
+  void ExpectEqual(const TestEngineOptions& options, bool divides_requests = false) const {
+    ExpectEqualOnRanks(options, VocabOf(options.checkpoint), {gpus()}, divides_requests);
+  }
+  static TestEngineOptions Of(const ModelForRanks& model, TestEngineOptions options) {
+    options.checkpoint = model.directory();
+    if (model.has_dummy_weights()) options.dummy_seed = 9;
+    return options;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, RanksOnGpusTest, ::testing::Values(2, 4, 8),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(RanksOnGpusTest, LatentAttention) {
+  const V3ForRanks v3(gpus());
+  ExpectEqual(Of(v3, {.drafter = DrafterKind::kNone}));
+  ExpectEqual(Of(v3, {.drafter = DrafterKind::kChain}));
+  ExpectEqual(Of(v3, {.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true}));
+}
+
+TEST_P(RanksOnGpusTest, GroupedQueryAttention) {
+  const SmallStepModel step(kBundledVocab, 20, GpuStepSizes(gpus()));
+  ExpectEqual({.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads});
+}
+
+TEST_P(RanksOnGpusTest, AttentionToChosenTokens) {
+  for (const SmallSparseSizes& sizes : {GpuV32Sizes(gpus()), GpuGlm5Sizes(gpus())}) {
+    const SmallSparseModel sparse(kBundledVocab, sizes);
+    ExpectEqual({.checkpoint = sparse.directory(),
+                 .dummy_seed = 11,
+                 .drafter = DrafterKind::kRepeated,
+                 .cache_form = KvCacheForm::kHeads});
+  }
+}
+
+TEST_P(RanksOnGpusTest, DeepSeekV4WithItsModuleAndWithDSpark) {
+  ExpectEqual(Of(V4ForRanks(TinyV4Directory(), gpus()),
+                 {.drafter = DrafterKind::kRepeated, .cache_form = KvCacheForm::kHeads}));
+  const V4ForRanks dspark(TinyDSparkDirectory(), gpus());
+  ExpectEqual(
+      Of(dspark, {.drafter = DrafterKind::kBlock, .k = 5, .cache_form = KvCacheForm::kHeads}));
+}
+
+TEST_P(RanksOnGpusTest, RequestsAreDividedAmongRanks) {
+  constexpr bool kDivided = true;
+  ExpectEqual(Of(V3ForRanks(gpus()), {.drafter = DrafterKind::kChain, .adaptive = true}), kDivided);
+  const SmallSparseModel sparse(kBundledVocab, GpuV32Sizes(gpus()));
+  ExpectEqual({.checkpoint = sparse.directory(),
+               .dummy_seed = 11,
+               .drafter = DrafterKind::kRepeated,
+               .cache_form = KvCacheForm::kHeads},
+              kDivided);
+}
+
+TEST_P(RanksOnGpusTest, ARankThatFailsIsNamed) {
+  const V3ForRanks v3(gpus());
+  TestEngineOptions options = OnRanks(OnGpu(Of(v3, {.drafter = DrafterKind::kNgram})), gpus());
+  options.queued = false;
+  const int32_t last = gpus() - 1;
+  options.make_executor = [&](std::vector<RankParts> ranks) {
+    class Failing : public NgramDrafter {
+     public:
+      using NgramDrafter::NgramDrafter;
+      void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
+                   MatrixView<TokenRef> drafts) override {
+        NgramDrafter::Propose(requests, depth, target_hidden, drafts);
+        if (++calls_ == 4) throw Error(ErrorCode::kUnavailable, "no memory is left");
+      }
+
+     private:
+      int calls_ = 0;
+    };
+    ranks[static_cast<size_t>(last)].drafter = std::make_unique<Failing>(3, 2, 5);
+    return std::make_unique<StepRunner>(std::move(ranks), /*seconds=*/60);
+  };
+  const auto engine = MakeTestEngine(options);
+  GenerationRequest request = LongRequest(3, 20, VocabOf(v3.directory()));
+  request.sampling.max_tokens = 50;
+  std::string told;
+  engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
+    if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) told = *text;
+  });
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(RunUntilIdle(*engine), Error);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(told, EndedRankText({last, gpus()}, "no memory is left"));
+  EXPECT_LT(seconds.count(), 10);
+}
+
+}  // namespace
+}  // namespace outrider::cuda
