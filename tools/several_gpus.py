@@ -10,7 +10,7 @@ Runs these parts, each with a time limit of its own, and prints what each came t
             requests without drafts and with three, and prompts of 8 x 2048. Its 20 heads are divided
             among 2 and 4; on 8 GPUs requests are (--data-parallel-attention)
   large     models that one GPU does not hold, with heads and with requests divided: DeepSeek-V4-Flash
-            whole, and DeepSeek-V3 cut to 20 layers, in their published formats, random weights
+            whole, and DeepSeek-V3 cut to 16 layers, in their published formats, random weights
   killed    a server of which one rank stands still: seconds until its requests are told, /health
             answers 503 and the process has ended, and its exit status
 What goes on several GPUs goes on all of --ranks, `exchange` and `times` on each of 2, 4, 8 up to it.
@@ -39,8 +39,8 @@ import model_configs
 from gpu_goals import BATCHES, BUNDLED, NO_DRAFTS, ROOT, THREE_TOKENS_A_STEP
 from serve_process import Client, Server, ServerError
 
-# Seconds of each part, 535 together.
-PARTS = {"tests": 100, "fuzz": 125, "exchange": 15, "times": 155, "large": 110, "killed": 30}
+# Seconds of each part, 530 together.
+PARTS = {"tests": 90, "fuzz": 110, "exchange": 15, "times": 185, "large": 105, "killed": 25}
 FUZZ = (("DeepSeek-V3", 3, ()), ("DeepSeek-V4", 1, ("--v4", "1")),
         ("DeepSeek-V3.2 and GLM-5", 1, ("--sparse", "1")), ("Step-3.5", 1, ("--step", "1")),
         ("a cache for each rank", 1, ("--divided", "1")))  # models, shares of the time, arguments
@@ -52,7 +52,7 @@ PROMPT_GOAL = 1.6
 # latent cache of a request of 1,100 tokens, which every rank reads whole where heads are divided.
 LIMITS = {0: dict(zip(BATCHES, (1.68, 6.2, 12.6, 15.4))), 3: dict(zip(BATCHES, (4.4, 13.0, 15.4, 17.9)))}
 CACHE_LIMIT = 0.0139
-V3_LAYERS = 20
+V3_LAYERS = 16  # 150 GB
 DIVIDED = "--data-parallel-attention"
 
 
@@ -182,7 +182,8 @@ def divides_heads(ranks):
 def step_milliseconds(run, ranks, batch):
     """Of a decode step, by numbers of drafts: a run of many tokens less one of few, so that prompts
     and the start do not count."""
-    prompt, few, many = (1024, 16, 272 if batch == 1 else 144) if run.on_gpus else (32, 4, 12)
+    many = {1: 272, 8: 144}.get(batch, 96)
+    prompt, few, many = (1024, 16, many) if run.on_gpus else (32, 4, 12)
     flags = [*THREE_TOKENS_A_STEP, "--spec-tokens", "0,3", "--num-prompts", batch, "--batch-size",
              batch, "--input-len", prompt]
     if not divides_heads(ranks):

@@ -22,7 +22,7 @@ inline constexpr int32_t kMostStateDrafts = kKeptStateRows - kStateBlock;
 /// The state of a network's linear attention in numbers. It is cut by head: every head of every
 /// layer has a piece of the state, and one of the kept rows. All numbers are float32.
 struct RunningStateSpec {
-  int32_t heads = 0;     // of all layers together; 0: the network keeps no state
+  int32_t heads = 0;     // of all layers together, those of this rank; 0: there is no state
   int32_t head_dim = 0;  // D
   int32_t conv = 0;      // rows that the short convolution reads, its own included
 
