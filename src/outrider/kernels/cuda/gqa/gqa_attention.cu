@@ -162,8 +162,8 @@ cudaError_t Launch(const GqaKernelArguments& args, const CUtensorMap& map, int b
 template <int kGroups, bool kCodes>
 cudaError_t LaunchSplits(bool splits, const GqaKernelArguments& args, const CUtensorMap& map,
                          int blocks, cudaStream_t stream) {
-  return splits ? Launch<GqaBodySm90<kGroups, kCodes, true>>(args, map, blocks, stream)
-                : Launch<GqaBodySm90<kGroups, kCodes, false>>(args, map, blocks, stream);
+  return splits ? Launch<GqaBlockForm<kGroups, kCodes, true>>(args, map, blocks, stream)
+                : Launch<GqaBlockForm<kGroups, kCodes, false>>(args, map, blocks, stream);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ inline constexpr int kGqaItemSlots = 4;
 /// kGroups warpgroups with a tile of rows each share keys; kCodes: the cache holds e4m3; kSplits:
 /// keys are folded in splits.
 template <int kGroupCount, bool kCodesFlag, bool kSplitsFlag>
-struct GqaBodySm90 {
+struct GqaBlockForm {
   static constexpr int kGroups = kGroupCount;
   static constexpr bool kCodes = kCodesFlag;
   static constexpr bool kSplits = kSplitsFlag;

@@ -63,7 +63,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
   static_assert(sizeof(MlaShared) <= 232448, "one block per multiprocessor has 227 KB");
   static OncePerDevice once;
   const cudaError_t allowed =
-      once.Call([&] { return AllowShared(DecodeMlaSm90<kSharedTiles>, sizeof(MlaShared)); });
+      once.Call([&] { return AllowShared(DecodeMlaBf16<kSharedTiles>, sizeof(MlaShared)); });
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
@@ -74,7 +74,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, MlaBlocks(), kMlaThreads, sizeof(MlaShared),
+  return LaunchDependent(DecodeMlaBf16<kSharedTiles>, MlaBlocks(), kMlaThreads, sizeof(MlaShared),
                          stream, args, maps);
 }
 
@@ -115,7 +115,7 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
   static OncePerDevice once;
   const cudaError_t allowed =
-      once.Call([&] { return AllowShared(DecodeMlaSwapAbSm90<kRows>, kSharedBytes); });
+      once.Call([&] { return AllowShared(DecodeMlaF8SwapAb<kRows>, kSharedBytes); });
   if (allowed != cudaSuccess) return allowed;
   MlaSwapAbMaps maps;
   maps.q = static_cast<const __nv_bfloat16*>(params.q);
@@ -125,7 +125,7 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSwapAbSm90<kRows>, MlaBlocks(), kSwapAbThreads, kSharedBytes,
+  return LaunchDependent(DecodeMlaF8SwapAb<kRows>, MlaBlocks(), kSwapAbThreads, kSharedBytes,
                          stream, args, maps);
 }
 

@@ -43,7 +43,7 @@ namespace outrider::cuda {
 /// small batches 1 to 2 % slower).
 template <bool kSharedTiles>
 __global__ void __launch_bounds__(kMlaThreads, 1)
-    DecodeMlaSm90(const __grid_constant__ MlaKernelArguments args,
+    DecodeMlaBf16(const __grid_constant__ MlaKernelArguments args,
                   const __grid_constant__ MlaTensorMaps maps) {
   // Without static shared memory the dynamic part begins at a multiple of 1024, which the swizzle
   // needs; there are no bytes left to align it by hand.

@@ -25,8 +25,8 @@ namespace outrider::cuda {
 
 template <int kRows>
 __global__ void __launch_bounds__(kSwapAbThreads, 1)
-    DecodeMlaSwapAbSm90(const __grid_constant__ MlaKernelArguments args,
-                        const __grid_constant__ MlaSwapAbMaps maps) {
+    DecodeMlaF8SwapAb(const __grid_constant__ MlaKernelArguments args,
+                      const __grid_constant__ MlaSwapAbMaps maps) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   using Shared = MlaSwapAbShared<kRows>;
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);

@@ -16,7 +16,7 @@
 
 namespace outrider::cuda {
 
-/// kSharedTiles: as in DecodeMlaSm90. kListedThreads threads.
+/// kSharedTiles: as in DecodeMlaBf16. kListedThreads threads.
 template <typename Form, bool kSharedTiles>
 __device__ __forceinline__ void AttendListed(const typename Form::Arguments& args,
                                              const MlaTensorMaps& maps,
