@@ -304,7 +304,6 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
                                         {8, kDeep},
                                         {16, kUsual},
                                         {16, kDeep},
-                                        {8, kPair},
                                         {16, kPair},
                                         {32, kPair},
                                         {32, kUsual},

@@ -152,19 +152,18 @@ void CheckShape(const char* what, const MatMulShape& shape, const PackedWeight& 
   const bool pair = shape.variant == MatMulVariant::kPair && !small_pair;
   const bool wide = pair || shape.variant == MatMulVariant::kWide;
   const bool large = bf16 && shape.tokens == 256;
-  const bool known =
-      small_pair ? segments == 1 && shape.tokens <= 32 && NarrowTokens(shape.tokens) == shape.tokens
-      : pair     ? large || (bf16 && shape.tokens == 192)
-      : wide     ? large || shape.tokens == 128
-                 : NarrowTokens(shape.tokens) == shape.tokens &&
-                   (shape.variant == MatMulVariant::kUsual || shape.tokens <= 64);
+  const bool known = small_pair ? segments == 1 && (shape.tokens == 16 || shape.tokens == 32)
+                     : pair     ? large || (bf16 && shape.tokens == 192)
+                     : wide     ? large || shape.tokens == 128
+                                : NarrowTokens(shape.tokens) == shape.tokens &&
+                                  (shape.variant == MatMulVariant::kUsual || shape.tokens <= 64);
   const bool may_have_all =
       wide ? !pair && !large
            : bf16 && shape.tokens == (shape.variant == MatMulVariant::kUsual ? 128 : 64);
   if (!known || (shape.all_segments && !may_have_all) || (numbered && wide && bf16)) {
     throw InvalidArgument(
         "{}: tiles of {} rows in this form: usual ones have 8, 16, 32, 64 or 128, deep ones up to "
-        "64, wide ones 128 (bf16 also 256), pairs 192 or 256 with bf16, and 8, 16 or 32 with e2m1 "
+        "64, wide ones 128 (bf16 also 256), pairs 192 or 256 with bf16, and 16 or 32 with e2m1 "
         "codes and one segment; bf16 ones of these two have no row numbers; only wide ones of 128, "
         "and with bf16 usual ones of 128 and deep ones of 64, have all segments",
         what, shape.tokens);

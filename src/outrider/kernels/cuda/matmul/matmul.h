@@ -115,8 +115,8 @@ enum class MatMulVariant {
 
 /// Which body runs. It changes no bit.
 struct MatMulShape {
-  // Rows of x per tile: usual 8, 16, 32, 64 or 128; deep up to 64; pair 192 or 256, e2m1 8, 16 or
-  // 32 with one segment; wide 128, bf16 also 256.
+  // Rows of x per tile: usual 8, 16, 32, 64 or 128; deep up to 64; pair 192 or 256, e2m1 16 or 32
+  // with one segment; wide 128, bf16 also 256.
   int tokens = 8;
   MatMulVariant variant = MatMulVariant::kUsual;
   int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4, up to 64 rows of x

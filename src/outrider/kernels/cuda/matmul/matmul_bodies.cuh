@@ -23,7 +23,6 @@ auto WithMatMulBody(const MatMulShape& shape, bool segments, Use use) {
     if (shape.variant == MatMulVariant::kWide) return use(typename Of::Wide());
     if (shape.variant == MatMulVariant::kPair) {
       if constexpr (IsE2m1(Of::kFormat)) {
-        if (shape.tokens == 8) return use(typename Of::Pair8());
         if (shape.tokens == 16) return use(typename Of::Pair16());
       }
       return use(typename Of::Pair());
@@ -100,7 +99,6 @@ struct MatMulFourBitBodies {
   using Wide = MatMulBody<kFormat, 2, 128, 256, 2, 1, kForm>;
   using Usual128 = Wide;
   // With integers and several segments they are refused.
-  using Pair8 = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 8, 256, 5, 2, kForm>, Wide>;
   using Pair16 = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 16, 256, 4, 2, kForm>, Wide>;
   using Pair = std::conditional_t<kHasPairs, MatMulBody<kFormat, 2, 32, 256, 3, 2, kForm>, Wide>;
 };
