@@ -1,10 +1,9 @@
-// Drafts a block at once: the rows that follow a request's last known token run in one pass and see
-// each other, as DSpark's stages do. The model's cache holds what it makes of the target's rows,
-// which depends on no later token. So entries are final when the target's are, and nothing runs
-// again.
+// Drafts a block at once, as DSpark's stages do: the rows that follow a request's last known token
+// run in one pass and see each other. The model's cache entries are made of the target's rows and
+// depend on no later token. So they are final when the target's are, and nothing runs again.
 //
-// The rows of a block leave entries behind the frontier. The next pass writes these again, from the
-// target's rows, before anyone reads them.
+// The rows of a block write entries behind the frontier. The next pass writes these again, from the
+// target's rows, before they are read.
 #pragma once
 
 #include <memory>
@@ -42,15 +41,15 @@ class BlockDrafter : public Drafter {
   void SetStepTimes(const StepTimes& times) override { cut_.SetStepTimes(times); }
 
  private:
-  /// How many tokens of a request the pages that it has take, the fewest of all groups.
+  /// How many tokens of a request its pages have room for, in the group with the least room.
   int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
-  /// The rows of the target that are right, or all of a step, and the blocks behind them.
+  /// Lays out the target's rows, those that are right or all of a step, and the blocks behind them.
   void LayOut(std::span<const DraftRequest> requests);
   /// Runs the pass, then draws drafts a tile of requests at a time.
   void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
                   MatrixView<TokenRef> drafts);
-  /// The draws of requests [first, first + count) of blocks_: all first drafts, then all second
-  /// ones, and so on.
+  /// Lays out the draws of requests [first, first + count) of blocks_: all first drafts, then all
+  /// second ones, and so on.
   void LayOutDraws(std::span<const DraftRequest> requests, size_t first, size_t count);
 
   std::unique_ptr<BlockDraftModel> model_;

@@ -33,13 +33,13 @@ class ChainDrafter : public ModuleDrafter {
  private:
   DraftWindow WindowOf(const DraftRequest& request, int32_t depth) const;
   void RunPass(const Pass& pass) override;
-  /// With module 0, if others follow. The rows of rejected drafts go no further, and what they
-  /// write is written again before anyone reads it.
+  /// A pass can begin with module 0, if others follow. The rows of rejected drafts go no further,
+  /// and the entries that they write are written again before they are read.
   bool CanLaunch(int32_t depth) const override {
     return depth > 1 && options().form == DraftForm::kCompacted;
   }
   void LaunchPass(const Pass& pass) override;
-  /// Lays out what the pass runs in `rows`, with the tokens of module 0.
+  /// Lays out the rows of the pass in `rows`, with the tokens that module 0 reads.
   void LayOut(const Pass& pass, DraftRows& rows);
   /// rows [rows_] = what module 0 reads or, in a pass that has begun, what it has made.
   void GatherRows(const Pass& pass, Tensor rows);

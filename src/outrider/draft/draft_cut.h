@@ -1,10 +1,10 @@
-// How many of its drafts each request verifies, where a draft model says how likely they are right:
-// those with which the next step gives the most tokens per second.
+// Chooses how many of its drafts each request verifies, so that the next step gives the most tokens
+// per second. It needs a draft model that says how likely its drafts are right.
 //
-// With confidences c, draft d of a request gives a token with the chance P(d) = c(1) ... c(d). Of n
-// requests with d drafts each on average a step takes the seconds of StepTimes, between its whole
-// numbers on straight lines. Drafts are taken in order of P, from all requests together, and as
-// many as give the largest
+// With confidences c, draft d of a request gives a token with the chance P(d) = c(1) ... c(d). A
+// step of n requests with d drafts each on average takes the seconds of StepTimes, interpolated for
+// fractions. Drafts are taken in order of P, from all requests together, up to the number that
+// gives the largest
 //
 //   (n + sum of P) / seconds(n, drafts / n).
 //
@@ -25,11 +25,11 @@ class DraftCut {
   /// Cuts nothing while `times` has no batches.
   void SetStepTimes(StepTimes times) { times_ = std::move(times); }
 
-  /// Whether it may cut drafts: else it reads no confidences.
+  /// Whether it may cut drafts. If not, it reads no confidences.
   bool cuts() const { return !times_.batches.empty(); }
 
-  /// num_drafts [requests]: the drafts that there are, and afterwards those to verify. confidences
-  /// [requests, most drafts]: of each draft, if those before it are right.
+  /// Reduces num_drafts [requests] from the drafts that there are to those to verify. confidences
+  /// [requests, most drafts]: how likely each draft is right if those before it are.
   void Shorten(MatrixView<const float> confidences, std::span<int32_t> num_drafts);
 
  private:

@@ -7,10 +7,10 @@
 //
 //   step seconds(k) / (requests * tokens per step(k)) + prompt rows per token * prompt seconds(k)
 //
-// where prompts count because modules run over them too. Another number takes over when it promises
-// at least kLeastGain for kLastingSteps steps in a row: a few hard tokens say little, and modules
-// that did not run first have to catch up. A smaller one does at once where it is more requests
-// that make it better.
+// Prompts count because modules run over them too. Another number takes over when it promises at
+// least kLeastGain for kLastingSteps steps in a row: a few hard tokens say little, and modules that
+// did not run first have to catch up. A smaller number takes over at once where more requests have
+// made it the better one.
 //
 // Pure: no clock, no random numbers. Output never depends on the number of drafts.
 #pragma once
@@ -25,15 +25,14 @@ namespace outrider {
 struct StepTimes {
   struct Batch {
     int32_t num_requests = 0;     // all verify: each has 1 + drafts rows
-    std::vector<double> seconds;  // [k + 1] of a step with so many drafts, drafting included
+    std::vector<double> seconds;  // [k + 1]: of a step with 0 .. k drafts, drafting included
   };
 
   std::vector<Batch> batches;              // by rising num_requests; empty: nothing was measured
   std::vector<double> prompt_row_seconds;  // [k + 1] for a row of a prompt; empty: not measured
 
-  /// Seconds of a step with `drafts`: on the lines between what was measured. Beyond the largest
-  /// batch the time grows as the number of requests, for every number of drafts. There must be a
-  /// batch.
+  /// Seconds of a step with `drafts` drafts per request, interpolated linearly between the batches.
+  /// Beyond the largest batch they grow in proportion to the requests. There must be a batch.
   double Seconds(double num_requests, int32_t drafts) const;
 };
 
@@ -45,14 +44,15 @@ class DraftLengthPolicy {
   /// Chooses 0 .. max_drafts; always max_drafts if `times` is empty.
   DraftLengthPolicy(int32_t max_drafts, StepTimes times);
 
-  /// For the next step, in which so many requests verify.
+  /// Chooses for the next step, in which `num_requests` requests verify.
   int32_t Choose(int32_t num_requests);
 
-  /// After each step, [k]: requests whose draft i was reached, as those before it were right, and
-  /// requests where it was right and gave a token.
+  /// Counts a step. tried [k]: requests whose draft i was reached, as those before it were right.
+  /// accepted [k]: requests whose draft i was right and gave a token.
   void ObserveStep(std::span<const int32_t> tried, std::span<const int32_t> accepted);
 
-  /// A request has ended: rows that were computed for its prompt, and tokens that it got.
+  /// Counts a request that has ended: the rows that were computed for its prompt, and the tokens
+  /// that it got.
   void ObserveEnd(int64_t prompt_rows, int64_t tokens);
 
  private:

@@ -1,4 +1,4 @@
-// A drafter's rows between two passes: memory of its device that grows.
+// Rows that a drafter keeps between two passes, in memory of its device that grows.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ class DraftMemory {
  public:
   explicit DraftMemory(const DraftModel& model) : model_(&model) {}
 
-  /// The first `count` rows [count, width]. What they held is lost when there were fewer.
+  /// Returns the first `count` rows [count, width]. If there were fewer, what they held is lost.
   Tensor Rows(int64_t count) {
     if (memory_ == nullptr || memory_->rows().rows < count) {
       const int64_t room = std::max(count, memory_ == nullptr ? 0 : 2 * memory_->rows().rows);

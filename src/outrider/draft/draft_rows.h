@@ -20,12 +20,12 @@ struct DraftWindow {
   int32_t start = 0;          // first position
   int32_t end = 0;            // one past the last position
   int32_t role_boundary = 0;  // positions below it run expanded, the others absorbed
-  /// Place of the number to subtract from `start` (StepInputs::AssignMoved); single absorbed rows
-  /// only. Negative: none.
+  /// Place of the number to subtract from `start` (StepInputs::Assign); single absorbed rows only.
+  /// Negative: none.
   int32_t moved_place = -1;
 };
 
-/// In place of a position: that of the last right token of a step, which only the device knows yet.
+/// Stands for a position that only the device knows yet: that of a step's last right token.
 inline constexpr int32_t kLastRightRow = -1;
 
 class DraftRows {
@@ -55,7 +55,7 @@ class DraftRows {
     Shift(windows);
   }
 
-  /// Those that the device has added included (RowCount::kRounded).
+  /// The number of rows, with those that the device has added (RowCount::kRounded).
   int32_t num_rows() const { return inputs_->num_rows(); }
   const StepInputs& inputs() const { return *inputs_; }
 

@@ -10,7 +10,8 @@
 
 namespace outrider {
 
-/// Draft `step` of a request, of at most `max_drafts` of a model with so many tokens.
+/// Makes the request for draft `step` of a request. max_drafts: of any request; vocab_size: of the
+/// model.
 DrawRequest DraftOf(const DraftRequest& request, int32_t step, int32_t max_drafts,
                     int32_t vocab_size);
 

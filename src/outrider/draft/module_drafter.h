@@ -1,6 +1,6 @@
-// What all drafters that run modules of a draft model keep account of: which entries of each
-// request are final in which module, and the target's rows that modules still need. A strategy
-// derives from it and says what rows a pass runs.
+// The base of drafters that run modules of a draft model. It keeps account of the entries of each
+// request that are final in each module, and of the target's rows that modules still need. A
+// strategy derives from it and says which rows a pass runs.
 //
 // Module m at position p reads the token t[p+1+m] and a hidden row of p: the target's, or module
 // m-1's output. Its entry is *final* once t[p+1+m] is known to be right; rows at the frontier read
@@ -8,8 +8,8 @@
 // tokens.
 //
 // Modules that do not run after a step fall behind. A pass that runs them again begins at their
-// first entry that is not final; what lies many rows back, or in blocks from the prefix cache, they
-// run before it, for one request at a time.
+// first entry that is not final. Rows that lie far back, or in blocks from the prefix cache, run
+// before that pass, one request at a time.
 #pragma once
 
 #include <memory>
@@ -54,7 +54,7 @@ class ModuleDrafter : public Drafter {
     target_rows_.WritePage(model_->device().ops, page, from);
   }
 
-  /// Positions of a slot below it have final entries in module m.
+  /// The first position of a slot whose entry is not final in module m.
   int32_t FinalEnd(int32_t slot, int32_t m) const {
     return SlotAt(slot).next[static_cast<size_t>(m)];
   }
@@ -90,9 +90,9 @@ class ModuleDrafter : public Drafter {
   /// them, and draws the drafts that requests want.
   virtual void RunPass(const Pass& pass) = 0;
 
-  /// Whether a pass of so many modules can be launched before the host knows what was right.
+  /// Whether a pass of `depth` modules can be launched before the host knows what was right.
   virtual bool CanLaunch(int32_t depth) const = 0;
-  /// Runs what a pass begins with, of requests as Drafter::Launch has them.
+  /// Runs the beginning of a pass. Its requests are described as for Drafter::Launch.
   virtual void LaunchPass(const Pass& pass) = 0;
 
   SlotPlaces PlacesOf(const DraftRequest& request) const { return {request.slot, options_.k}; }
@@ -142,12 +142,12 @@ class ModuleDrafter : public Drafter {
 
  private:
   int32_t LastRightToken(const SlotState& state, const DraftRequest& request) const;
-  /// Takes a step. Its tokens tell which of the last drafts were right.
+  /// Takes a step of a request, whose tokens tell which of the last drafts were right.
   void TakeStep(const DraftRequest& request);
   /// Moves `next` past blocks that modules have finished for other requests.
   void SkipFinished(const DraftRequest& request);
-  /// Moves `next` of the modules of the last pass: they read right tokens up to index `right`, and
-  /// ran the positions below `end`.
+  /// Moves `next` of the modules that the last pass ran. They read right tokens up to index
+  /// `right`, and ran the positions below `end`.
   void Advance(SlotState& state, const DraftRequest& request, int32_t right, int32_t end);
   /// Runs modules of one request that are many rows behind, or behind in blocks from the prefix
   /// cache. Requests may share these blocks, so they do not run in one pass with other requests: no

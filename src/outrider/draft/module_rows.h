@@ -1,5 +1,5 @@
-// The rows of one module in a pass whose outputs are read at some positions only: rows that leave
-// their cache entries and go no further, then those that come out.
+// The rows of one module in a pass whose outputs are read at some positions only. First come rows
+// that write their cache entries and go no further, then the rows whose outputs are read.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ class ModuleRows {
     output_windows_.clear();
   }
 
-  /// Adds the rows of the next request. Entries may reach past the outputs' start: where they do, a
-  /// row is among both.
+  /// Adds the rows of the next request. Entries may reach past the outputs' start; a position there
+  /// has a row in both parts.
   void Add(const DraftWindow& entries, const DraftWindow& outputs) {
     entry_windows_.push_back(entries);
     output_windows_.push_back(outputs);
@@ -37,8 +37,8 @@ class ModuleRows {
   const StepInputs& outputs() const { return output_rows_.inputs(); }
   int64_t num_rows() const { return int64_t{entries().num_rows()} + outputs().num_rows(); }
 
-  /// Visit(w, p, row) of every row: of the entries, then of the outputs. p is kLastRightRow of a
-  /// row that is moved to there.
+  /// Calls visit(w, p, row) for every row: those of the entries, then those of the outputs. p is
+  /// kLastRightRow for a row that the device moves to the last right token.
   template <typename Visit>
   void ForEachRow(Visit visit) const {
     for (size_t w = 0; w < entry_windows_.size(); ++w) {
@@ -55,7 +55,7 @@ class ModuleRows {
     }
   }
 
-  /// Where the output of request w is, which has one.
+  /// The row of request w's output. The request must have one.
   int32_t OutputRow(size_t w) const { return output_rows_.RowOf(w, output_windows_[w].start); }
 
  private:

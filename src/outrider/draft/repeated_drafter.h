@@ -30,9 +30,9 @@ class RepeatedDrafter : public ModuleDrafter {
   bool CanLaunch(int32_t /*depth*/) const override { return true; }
   void LaunchPass(const Pass& pass) override { RunFirstRows(pass, /*is_launched=*/true); }
   void FirstPass(const Pass& pass);
-  /// is_launched: as LaunchPass. The output row then moves to the last right token.
+  /// is_launched: for LaunchPass. The device then moves the output row to the last right token.
   void RunFirstRows(const Pass& pass, bool is_launched);
-  /// Runs the row that draft `step` is drawn from, of the requests that want it.
+  /// Runs the rows that draft `step` is drawn from, one for each request that wants it.
   void NextPass(const Pass& pass, int32_t step);
 
   ModuleRows first_rows_;

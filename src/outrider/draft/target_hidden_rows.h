@@ -1,19 +1,19 @@
 // The target's hidden rows, as a draft model reads them, kept for rows that modules run later.
 //
-// With KeptRows::kLast, a few rows of each request slot are kept. All modules run after every step
-// then, and what runs again are the last rows only: those that read drafts which were rejected.
+// With KeptRows::kLast a few rows of each request slot are kept. All modules then run after every
+// step. Only the last rows run again: those that read drafts which were rejected.
 //
-// With KeptRows::kAll, the rows of every cache block are kept for as long as the block holds the
-// same tokens. So a module may stop for any number of steps and catch up later. This is by block
-// and not by request, as a request that finds a block in the prefix cache needs its rows too, when
-// the request that computed the block has ended long ago. It takes BytesPerToken of memory for
-// every token in the cache.
+// With KeptRows::kAll the rows of every cache block are kept as long as the block holds its tokens,
+// so a module may stop for any number of steps and catch up later. Rows are kept by block and not
+// by request: a request that finds a block in the prefix cache needs its rows too, even if the
+// request that computed the block ended long ago. This takes BytesPerToken of memory for every
+// token in the cache.
 //
-// An entry of a module is *final* when it was computed from tokens that are known to be right. For
-// each block it is known how many modules have *finished* it, which means that all their entries in
-// it are final. These entries are the same for all requests that share the block (BlockKeyHasher),
-// so other requests skip them. A block that is not marked as finished costs time, nothing else: its
-// entries are computed again.
+// An entry of a module is *final* when it was computed from tokens that are known to be right. A
+// module has *finished* a block when all its entries in the block are final. Each block counts the
+// modules that have finished it. Requests that share a block (BlockKeyHasher) share its entries, so
+// they skip finished ones. A block that is not marked as finished costs only time: its entries are
+// computed again.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@
 
 namespace outrider {
 
-/// A module that is at most so many rows behind runs them together with the rows of the step. More
-/// rows run before the step's, kCatchUpRows in a pass.
+/// A module that is at most kMostRowsBehind rows behind runs them together with the rows of the
+/// step. More rows run before the step's, kCatchUpRows in a pass.
 inline constexpr int32_t kMostRowsBehind = 64;
 inline constexpr int32_t kCatchUpRows = 1024;
 
 class TargetHiddenRows {
  public:
-  /// num_last: kLast keeps so many rows before those of a step. kAll needs modules without windows:
-  /// what has left a window could not be computed later.
+  /// num_last: rows that kLast keeps before those of a step. kAll needs modules without windows, as
+  /// what has left a window cannot be computed later.
   TargetHiddenRows(const DraftModel& model, const KvCache& cache, KeptRows kept, int32_t num_slots,
                    int32_t num_last);
 
@@ -47,23 +47,24 @@ class TargetHiddenRows {
 
   KeptRows kept() const { return kept_; }
 
-  /// Before a drafting pass: takes the rows of a step, positions first_position .. frontier. A
-  /// block whose first position is among them has new tokens: no module has finished it.
+  /// Takes the rows of a step, positions first_position .. frontier. Called before a drafting pass.
+  /// A block whose first position is among them has new tokens: no module has finished it.
   void TakeStep(const DraftRequest& request);
 
-  /// After the pass, for kLast: until then the rows before the step's may be read.
+  /// Keeps the last rows of a step, for kLast. Called after the pass, as rows before the step's may
+  /// be read until then.
   void KeepLast(const DraftRequest& request);
 
-  /// Copies what was taken or is to be kept since the last call from `hidden`, the rows of the
-  /// step.
+  /// Copies the rows of all TakeStep and KeepLast since the last call from `hidden`, the rows of
+  /// the step.
   void CopyFrom(DraftModel& model, Tensor hidden);
 
   /// Whether the row of a position before first_position is kept, if it was taken since the slot's
   /// Reset.
   bool Has(const DraftRequest& request, int32_t position) const;
 
-  /// Of several ranks that each keep the rows of their own requests: which one has the row of a
-  /// position before first_position. Others leave it out.
+  /// Which rank has the row of a position before first_position. It is another one only where ranks
+  /// keep the rows of their own requests.
   int32_t RankOf(const DraftRequest& request, int32_t position) const {
     return kept_ == KeptRows::kLast ? place_.rank
                                     : RankOfPage(PageAt(request, position), place_.ranks);
@@ -72,16 +73,16 @@ class TargetHiddenRows {
   /// Whether other ranks have rows that this one has not.
   bool divided() const { return kept_ == KeptRows::kAll && place_.ranks > 1; }
 
-  /// Where in rows() the row of a position that Has is, on the rank that has it.
+  /// Where in rows() the row of a position is, on the rank that has it. Has must be true.
   int32_t RowOf(const DraftRequest& request, int32_t position) const;
   Tensor rows() const { return rows_->rows(); }
 
-  /// The first position from `next` on, up to `limit`, in a block that module m has not finished
-  /// and that has not left the modules' window.
+  /// Returns the first position from `next` on, up to `limit`, that lies in a block which module m
+  /// has not finished and which has not left the modules' window.
   int32_t SkipFinished(const DraftRequest& request, int32_t m, int32_t next, int32_t limit) const;
 
-  /// Entries below final_end[m] are final in module m; final_end [modules] does not rise. Marks the
-  /// blocks from position `first` on that modules have finished.
+  /// Marks the blocks from position `first` on that modules have finished. final_end [modules]:
+  /// entries of module m below final_end[m] are final; it does not rise with m.
   void MarkFinished(const DraftRequest& request, int32_t first, std::span<const int32_t> final_end);
 
   // What is kept of a page: how many modules have finished it and, of kAll, its rows. See Drafter.
@@ -95,7 +96,7 @@ class TargetHiddenRows {
  private:
   struct Block {
     int32_t has_rows = 0;          // kAll: 1 after its first use
-    int32_t finished_modules = 0;  // so many first modules have finished the block
+    int32_t finished_modules = 0;  // how many modules, the first ones, have finished the block
   };
 
   /// Bytes of a row of kAll; the rows of a page lie one behind the other.

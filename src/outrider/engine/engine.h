@@ -28,8 +28,8 @@ class Engine : public GenerationService {
   void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
-  /// As Counters, once the step that runs has ended: what sinks were given before the call is
-  /// counted. Some thread must call Step meanwhile. Thread-safe, but not for that thread.
+  /// Waits until the step that runs has ended, then returns Counters. So everything that sinks were
+  /// given before the call is counted. Thread-safe, but another thread must call Step meanwhile.
   EngineCounters CountersAfterStep();
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
   void Resume(std::function<void()> done) override;
@@ -39,7 +39,8 @@ class Engine : public GenerationService {
   void WakeUp(EngineMemory memory, ControlDone done) override;
   StepLog& step_log() override;
 
-  /// `sink` is told what becomes of cached blocks, on the stepping thread. Before the first step.
+  /// Sets who is told what becomes of cached blocks, on the stepping thread. Called before the
+  /// first step.
   void SetKvEventSink(KvEventSink sink);
 
   /// Takes in what was submitted and runs one step. False when there was nothing to do. Throws
@@ -66,10 +67,10 @@ class Engine : public GenerationService {
   void Fail(const std::string& reason);
   /// Runs `command` on the stepping thread, before its next step.
   void Command(std::function<void(EngineCore&)> command);
-  /// Control, with a word on how it went.
+  /// Runs `change` on the stepping thread and tells `done` how it went.
   void Control(std::function<void(EngineCore&)> change, ControlDone done);
 
-  // What the engine calls when something is done is put off until Counters tells of it.
+  // These put a `done` off until Counters tells of what was done.
   std::function<void()> AfterStep(std::function<void()> done);
   ControlDone AfterStep(ControlDone done);
   void TellWhatIsDone();

@@ -26,7 +26,7 @@ namespace outrider {
 
 /// What an engine is made of.
 struct EngineParts {
-  /// Makes the executor anew; null: it stays what it is.
+  /// Makes new executors; null: the first one stays.
   std::unique_ptr<ExecutorMaker> maker = nullptr;
   std::unique_ptr<Executor> executor;
   std::string weight_version = {};                       // "": nobody named it
@@ -47,7 +47,7 @@ struct EngineParts {
 class EngineCore {
  public:
   explicit EngineCore(EngineParts parts);
-  /// Ends the engine, which has no requests.
+  /// Ends the engine and returns its parts. It must have no requests.
   EngineParts ReleaseParts() &&;
 
   const EngineParts& parts() const { return parts_; }
@@ -59,7 +59,7 @@ class EngineCore {
 
   void Add(RequestId id, GenerationRequest request, OutputSink sink);
   void Abort(RequestId id);
-  /// Ends all requests, which are told why; nothing runs any more.
+  /// Ends all requests and tells them why. Nothing runs any more.
   void Fail(const std::string& reason);
 
   /// Ends the oldest step in flight, after launching as many as the executor takes; false when
@@ -70,13 +70,13 @@ class EngineCore {
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done);
   void Resume(const std::function<void()>& done);
   void ForgetPrefixes();
-  /// Throws Error where it cannot be done, and for weights that cannot take the place of those that
-  /// run, which go on.
+  /// Throws Error where weights cannot be changed, and for weights that cannot replace those that
+  /// run. Those then go on.
   void UpdateWeights(const WeightUpdate& update);
   void Sleep(EngineMemory memory, PauseMode mode, const ControlDone& done);
   void WakeUp(EngineMemory memory);
 
-  /// From now on `sink` is told what becomes of cached blocks. Before the first request.
+  /// Sets who is told what becomes of cached blocks. Called before the first request.
   void SetKvEventSink(KvEventSink sink);
 
   bool Idle() const { return requests_.empty(); }
@@ -137,7 +137,8 @@ class EngineCore {
     if (finishing_ || asleep_.weights || asleep_.kv_cache) return false;
     return !pause_ || (pause_->mode == PauseMode::kWait && !pause_->at_rest);
   }
-  /// With no step in flight: a pause may have come to rest. False when there is nothing to do.
+  /// Ends a pause's wait if nothing runs any more. No step is in flight. False: there was nothing
+  /// to do.
   bool ComeToRest();
   void TellKvEvents();
   void AbortAll();
@@ -152,17 +153,17 @@ class EngineCore {
   void TakeWeights();
   ExecutorMaker& MakerThatChanges();
 
-  /// Counts a step that the host spent `step_seconds` on. Returns how long it took: no less than it
-  /// ran.
+  /// Counts a step that the host spent `step_seconds` on. Returns how long it took, at least the
+  /// time that it ran.
   double CountSeconds(double step_seconds, const ExecutorSeconds& before);
-  /// One step more, if there is anything to run.
+  /// Launches a step, if there is anything to run.
   bool LaunchStep();
   void ApplyPlan(const StepPlan& plan);
   /// Counts what an admitted request found of its prompt.
   void CountPrefix(const RequestState& state, const Admission& admission);
   /// Tells of blocks that came back with requests that were admitted.
   void TellReturned(const StepPlan& plan);
-  /// Drafts per request after a step that samples so many.
+  /// How many drafts each request gets after a step of this plan.
   int32_t ChooseDraftLength(const StepPlan& plan);
   /// Waits for the oldest step, delivers what it gave, and commits it.
   void FinishStep(StepRecord& record);

@@ -41,12 +41,12 @@ struct LoadedEngine {
 /// Throws Error if it cannot be read.
 std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options);
 
-/// What would run: config, memory and decisions, without reading weights (engine is null).
+/// Finds what would run: config, memory and decisions. Reads no weights; `engine` is null.
 LoadedEngine ExplainEngine(const EngineOptions& options);
 
-/// Loads everything; if the number of drafts is adaptive, measures what steps take (for some three
-/// seconds at most; `measured` may be null). Throws Error on anything wrong with the options or the
-/// checkpoint.
+/// Loads everything. If the number of drafts is adaptive, measures how long steps take, for about
+/// three seconds at most; `measured` may be null. Throws Error on anything wrong with the options
+/// or the checkpoint.
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured = nullptr);
 
@@ -54,7 +54,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 /// tokenizer. `loaded` must outlive it.
 TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded);
 
-/// Makes the encoder, or without a tokenizer one of requests that bring token ids.
+/// Makes that encoder; without a tokenizer one for requests that bring token ids.
 std::unique_ptr<PromptEncoder> MakeRequestEncoder(const LoadedEngine& loaded);
 
 }  // namespace outrider

@@ -47,7 +47,8 @@ struct SpeculationOptions {
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp, kEagle3
-  /// kMtp: drafts are among so many first tokens of the vocabulary; unset: all of it.
+  /// kMtp: drafts are chosen from the first draft_vocab_size tokens of the vocabulary; unset: from
+  /// all of it.
   std::optional<int32_t> draft_vocab_size;
   RejectionMethod rejection_sample_method = RejectionMethod::kMatch;
   /// kMtp or kEagle3 with kMatch or kStandard: drafts of sampled requests are drawn from the
@@ -103,10 +104,10 @@ struct EngineOptions {
   std::optional<int64_t> kv_cache_memory_bytes = {};
   double gpu_memory_utilization = 0.9;  // (0, 1]: the share of the GPU's memory that may be used
   bool enable_prefix_caching = true;    // requests reuse the blocks of equal prompt beginnings
-  /// Pages that leave the KV cache's memory are kept in so many bytes, and come back when a prompt
-  /// begins alike (HostCache); unset: they are lost.
+  /// Bytes for pages that leave the KV cache's memory. They come back when a prompt begins alike
+  /// (HostCache). Unset: such pages are lost.
   std::optional<int64_t> kv_offload_memory_bytes = {};
-  std::string kv_offload_dir = {};  // in a temporary file there; empty: in the host's memory
+  std::string kv_offload_dir = {};  // of a temporary file for them; empty: in the host's memory
   /// Over a latent cache, reuse the blocks of answers too: where a prompt repeats an earlier
   /// answer, results then depend on whether that is still cached, by rounding.
   bool fast_prefix = false;
@@ -125,8 +126,8 @@ struct EngineOptions {
   /// The GPU of each rank, by CUDA's numbers; empty: those of the first ones. Ranks may share one,
   /// which is slow: tests ask for it where there is one GPU, and no flag does.
   std::vector<int> rank_devices = {};
-  /// Each rank has the KV cache of its own requests, and runs their attention with all heads; the
-  /// rest is shared as else. For two ranks or more.
+  /// Each rank has the KV cache of its own requests and runs their attention with all heads. The
+  /// rest of the model is shared as without it. For two ranks or more.
   bool data_parallel_attention = false;
   bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;

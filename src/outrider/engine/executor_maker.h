@@ -1,5 +1,5 @@
-// Makes an engine's executor of the weights that it has read, and takes it apart: so that an engine
-// goes on with other weights of its model, or gives memory back for a while.
+// Makes an engine's executor of the weights that were read, and takes it apart. So an engine can go
+// on with other weights of its model, or give memory back for a while.
 #pragma once
 
 #include <memory>
@@ -21,44 +21,45 @@ namespace outrider {
 
 class ExecutorMaker {
  public:
-  /// plan: of these options and checkpoints; ops: of its device, of each rank.
+  /// plan: made from these options and checkpoints. ops: of the plan's device, by rank.
   ExecutorMaker(EngineOptions options, EnginePlan plan, std::vector<const Ops*> ops,
                 Checkpoints checkpoints);
 
-  /// Reads the weights of the checkpoints, which it closes. own_ops: `ops`, to be kept as long as
-  /// the executor; empty: they belong to nobody.
+  /// Reads the weights and closes the checkpoints. own_ops: the owners of `ops`, which the executor
+  /// keeps; empty: nobody owns them.
   void ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops, const LoadProgress& progress);
 
-  /// On a GPU, passes of the largest step on every rank, with the weights that were read. Throws
-  /// Error where their work space does not fit.
+  /// On a GPU, runs passes of the largest step on every rank, with the weights that were read.
+  /// Throws Error where their work space does not fit.
   void WarmUpDevice(const SchedulerConfig& scheduler);
 
-  /// The caches of all executors. Before the first one, after ReadWeights.
+  /// Makes the caches of all executors. Called after ReadWeights, before the first Make.
   void MakeCaches(const CacheConfig& cache);
 
-  /// An executor with the weights that were read last.
+  /// Makes an executor with the weights that were read last.
   std::unique_ptr<Executor> Make();
 
-  /// What steps take, for the drafters of this executor and of later ones.
+  /// Tells the drafters of this executor and of later ones how long steps take.
   void SetStepTimes(const StepTimes& times);
 
-  /// Reads the weights of these folders beside those that run; the next executor has them. Throws
-  /// Error for what is wrong with them, and where they do not fit beside the others; nothing has
-  /// changed then. Between two steps; on a processor only.
+  /// Reads the weights of these folders beside those that run, for the next executor. Throws Error
+  /// for what is wrong with them, and where they do not fit beside the others; nothing has changed
+  /// then. Called between two steps, on a processor only.
   void ReadOtherWeights(const WeightFolders& folders);
 
-  /// Takes the executor that was made last apart. Its weights are gone; it had no requests.
+  /// Takes the executor that was made last apart, which frees its weights. It must have no
+  /// requests.
   void TakeApart(std::unique_ptr<Executor> executor);
 
   /// Where the weights were read from last.
   const WeightFolders& folders() const { return folders_; }
 
-  /// Gives back the memory of the cache of the executor that was made last, which runs no step
-  /// until it has it again. What was in it is lost.
+  /// Gives back the memory of the last executor's cache. What was in it is lost. The executor may
+  /// not run until RestoreCache.
   void FreeCache();
   void RestoreCache();
 
-  /// Throws Error on a device where weights and cache stay where they are.
+  /// Throws Error on a device whose weights and cache cannot be changed.
   void CheckCanChange() const;
 
  private:
@@ -69,7 +70,7 @@ class ExecutorMaker {
   };
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
-  /// Of the threads of one of several ranks on a processor; empty: any.
+  /// The processors of a rank's threads, where several ranks share a machine; empty: any.
   std::vector<int> ProcessorsOf(const RankPlace& place) const;
   void WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const;
   /// What of `weights` is not the model.

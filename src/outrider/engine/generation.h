@@ -31,8 +31,8 @@ struct GenerationRequest {
   int32_t priority = 0;      // lower runs first
   std::string cache_salt;    // requests with different salts share no cached prefix
   bool trace_steps = false;  // deltas tell what was drafted (OutputDelta::steps)
-  /// The experts of its tokens from this one on are told (OutputDelta::experts): 0 .. prompt
-  /// tokens. Tokens before it may come from the prefix cache, others are computed. Unset: of none.
+  /// Deltas tell the experts of tokens from this one on (OutputDelta::experts): 0 .. prompt tokens.
+  /// Tokens before it may come from the prefix cache, others are computed. Unset: they tell none.
   std::optional<int32_t> experts_from;
 };
 
@@ -69,7 +69,7 @@ struct SpeculationCounts {
   void AddStep(int32_t drafted, int32_t accepted);
 };
 
-/// Tokens of a request, one after another, that weights of one version drew.
+/// Consecutive tokens of a request that weights of one version drew.
 struct WeightSpan {
   std::string version;  // "": nobody named them
   int64_t tokens = 0;
@@ -97,10 +97,10 @@ struct StepTrace {
   DraftLimit draft_limit = DraftLimit::kNone;  // why it verified fewer drafts than k, if it did
 };
 
-/// The experts of a request's tokens in the target's layers: [tokens, layers, top_k] ids in order
-/// of choice, best first; zeros in layers without experts. The last token of an output has none: it
-/// went through no layer. Where weights were updated meanwhile, those of the pass that drew the
-/// token behind each.
+/// The experts of a request's tokens in the target's layers: [tokens, layers, top_k] ids, best
+/// first; zeros in layers without experts. The last token of an output has none, as it went through
+/// no layer. Where weights were updated meanwhile, a token's experts are those of the pass that
+/// drew the next token.
 struct RoutedExperts {
   int32_t from = 0;    // the first of the tokens
   int32_t tokens = 0;  // prompt and output up to the last but one, less `from`
@@ -129,7 +129,7 @@ struct OutputDelta {
   std::shared_ptr<const RoutedExperts> experts;  // null: nobody asked
 };
 
-/// Adds what came later to what came before of one request.
+/// Appends a later delta of a request to an earlier one.
 void JoinDeltas(OutputDelta&& later, OutputDelta* delta);
 
 /// Called on the engine's thread, in order, until a delta with finish_reason. Must not block and

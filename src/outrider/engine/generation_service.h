@@ -1,5 +1,5 @@
-// The engine as its callers see it: submit, abort, look at counters. The server talks to this
-// interface only, so its tests can put another service behind it.
+// The engine as its callers see it: submit, abort, look at counters. The server uses this interface
+// only, so its tests can put another service behind it.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct StepSizes {
   }
 };
 
-/// What an engine on a GPU tells of it beside EngineCounters.
+/// What an engine on a GPU reports beside EngineCounters.
 struct GpuFigures {
   // Bytes, when the engine started.
   int64_t total_bytes = 0;
@@ -87,8 +87,8 @@ struct EngineCounters {
   double model_seconds = 0;   // the target's forward pass
   double sample_seconds = 0;  // head, logits processing, sampling
   double draft_seconds = 0;   // drafter
-  /// What of all these was not spent in the model: plan, layout, commit, output, sampling and the
-  /// drafter's bookkeeping.
+  /// The part of all these that was not spent in the model: plan, layout, commit, output, sampling
+  /// and the drafter's bookkeeping.
   double host_seconds = 0;
 };
 
@@ -112,8 +112,8 @@ struct EngineMemory {
   bool kv_cache = false;
 };
 
-/// Called once what an engine was asked for is done, or with why it was not; on any thread. Must
-/// not block.
+/// Called once when what was asked for is done (null), or with the reason why it was not. May be
+/// called on any thread. Must not block.
 using ControlDone = std::function<void(const Error* error)>;
 
 class GenerationService {
@@ -125,8 +125,8 @@ class GenerationService {
   /// stopping.
   virtual RequestId Submit(GenerationRequest request, OutputSink sink) = 0;
 
-  /// Throws Error where submitting `count` requests now would for want of room: kOverloaded for a
-  /// queue that is full, kInvalidArgument when it could never take so many at a time. Thread-safe.
+  /// Throws Error where there is no room to submit `count` requests: kOverloaded when the queue is
+  /// full, kInvalidArgument when it is too short for them at any time. Thread-safe.
   virtual void CheckRoom(int64_t count) const = 0;
 
   /// Ends a request; its sink gets a last delta with FinishReason::kAbort unless it had finished.
@@ -136,21 +136,21 @@ class GenerationService {
   /// Thread-safe.
   virtual EngineCounters Counters() const = 0;
 
+  // The functions below are thread-safe. `done` is called on any thread and must not block.
+
   /// Stops running steps until Resume. Requests that come meanwhile wait. `done` is called once
-  /// nothing runs any more, on any thread; it must not block. `forget_prefixes`: but with kKeep,
-  /// the prefix cache is empty then. Thread-safe, as the following.
+  /// nothing runs any more. With forget_prefixes the prefix cache is empty then, except with kKeep.
   virtual void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) = 0;
 
-  /// Goes on after Pause, or before it has come to rest, whose `done` is called then, too.
+  /// Goes on after Pause. If the pause has not come to rest yet, its `done` is called too.
   virtual void Resume(std::function<void()> done) = 0;
 
-  /// Empties the prefix cache; requests that run keep what they have found.
+  /// Empties the prefix cache. Requests that run keep what they have found.
   virtual void ForgetPrefixes(std::function<void()> done) = 0;
 
-  /// Goes on with other weights: all of them, or, if something is wrong, with those that it has. No
-  /// step runs meanwhile. Requests that run are computed again up to where they are, so each token
-  /// is one that the weights which drew it give for what stands before it. The prefix cache is
-  /// empty then.
+  /// Changes the weights. If something is wrong with the new ones, the old ones stay. No step runs
+  /// meanwhile. Requests that run are computed again up to where they are, so the weights that draw
+  /// a token have computed everything before it. The prefix cache is empty then.
   virtual void UpdateWeights(WeightUpdate update, ControlDone done) = 0;
 
   /// Gives memory back once nothing runs (Pause, with `mode`), until WakeUp. Requests that come

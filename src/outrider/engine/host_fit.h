@@ -1,5 +1,5 @@
-// Whether a model fits into the memory of a host without a GPU: asked before weights are read,
-// since a process that takes too much is ended by the system without a word.
+// Whether a model fits into the memory of a host without a GPU. This is checked before weights are
+// read, as the system ends a process that takes too much without a message.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What happens to cached blocks, told to a router that sends requests to where their prefix is:
-// which blocks of tokens can be found, and which are forgotten.
+// Events about cached blocks: which blocks of tokens can be found, and which are forgotten. A
+// router reads them to send requests to where their prefix is cached.
 #pragma once
 
 #include <cstdint>
@@ -32,17 +32,17 @@ struct KvEvent {
 /// Takes the events of a step, in order, on the engine's thread. Must not block.
 using KvEventSink = std::function<void(std::vector<KvEvent>&&)>;
 
-/// Turns what a BlockPool logs, keys, into events with tokens. Of several cache groups it tells
-/// of the first, whose keys are those of requests.
+/// Turns the keys that a BlockPool logs into events with tokens. With several cache groups the
+/// events are those of the first, whose keys are the requests' keys.
 class KvEventLog {
  public:
   /// `tokens_per_key`: of each block.
   explicit KvEventLog(int32_t tokens_per_key) : block_size_(tokens_per_key) {}
 
-  /// Where the pool is to log (BlockPool::SetLog).
+  /// The log that the pool is to write to (BlockPool::SetLog).
   std::vector<BlockPoolEvent>* pool_log() { return &pool_log_; }
 
-  /// A request some of whose blocks were published.
+  /// A request that has published blocks.
   struct Writer {
     const std::vector<int32_t>& tokens;
     const BlockKeys& keys;  // of `tokens`

@@ -2,9 +2,9 @@
 // that DraftLengthPolicy chooses by.
 //
 // Made-up requests run through the engine itself, 1, 4, 16 and 64 at a time, with 0 .. k drafts
-// each. It ends after some three seconds, or when 64 requests were measured. What it leaves in the
-// cache and in the drafter is never read: the block pool and the request slots start anew, and
-// every request that takes one writes it first.
+// each. The measurement ends after about three seconds, or when 64 requests were measured. Nobody
+// reads what it leaves in the cache and in the drafter: the block pool and the request slots start
+// anew, and a request writes a block or slot before it reads it.
 #pragma once
 
 #include <functional>
@@ -17,9 +17,9 @@ namespace outrider {
 /// Called when a batch size has been measured.
 using StepTimesProgress = std::function<void(const StepTimes::Batch&)>;
 
-/// What `parts` take, which have a drafter and no draft_length_policy. They come back as they were.
-/// repeats: requests repeat one token for ever, so that prompt lookup has something to find. No
-/// batches if there was no time or no room for one request.
+/// Measures the steps of `parts`, which must have a drafter and no draft_length_policy. The parts
+/// come back as they were. repeats: requests repeat one token for ever, so that prompt lookup has
+/// something to find. The result has no batches if there was no time or no room for one request.
 StepTimes MeasureStepTimes(EngineParts& parts, bool repeats, const StepTimesProgress& progress);
 
 }  // namespace outrider

@@ -1,5 +1,5 @@
-// The prefix cache's second tier as an engine's options ask for it: where pages go that leave the
-// device's pool.
+// The prefix cache's second tier, as an engine's options ask for it: the memory or file that takes
+// pages which leave the device's pool.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ int64_t OffloadBytesInMemory(const EngineOptions& options);
 /// Where it is, for `outrider explain`: "4.0 GiB of host memory".
 std::string OffloadText(const EngineOptions& options);
 
-/// Throws Error where the options' bytes hold no page of so many bytes.
+/// Throws Error where the options' bytes do not hold a page of `page_bytes`.
 void CheckOffloadHolds(const EngineOptions& options, int64_t page_bytes);
 
-/// A store of pages of so many bytes for an engine on this device; null: the options ask for none.
-/// Throws Error as the other functions, and where the system refuses a file.
+/// Makes a store for pages of `page_bytes`, for an engine on this device; null: the options ask for
+/// none. Throws Error as the functions above do, and where the system refuses a file.
 std::unique_ptr<PageStore> MakePageStore(const EngineOptions& options, int64_t page_bytes,
                                          DeviceKind device);
 

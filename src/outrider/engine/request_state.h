@@ -36,8 +36,8 @@ class RequestState {
   int32_t max_total_tokens() const { return parameters_->max_total_tokens; }
   const std::string& cache_salt() const { return cache_salt_; }
   int32_t priority() const { return priority_; }
-  /// Most tokens of the prompt that may come from a prefix cache: others are computed, because
-  /// their rows need logits, for prompt_logprobs, or because their experts are told.
+  /// Most tokens of the prompt that may come from a prefix cache. Others are computed, because
+  /// prompt_logprobs need their logits or results tell their experts.
   int32_t most_shared() const {
     if (sampling().prompt_logprobs) return 0;
     return parameters_->experts_from.value_or(prompt_length());
@@ -47,9 +47,9 @@ class RequestState {
   /// them. Returns how many were taken.
   int32_t Emit(const RequestResult& result);
 
-  /// Keeps the experts of the tokens that a step has run, those it has not yet.
+  /// Keeps the experts of the tokens that a step has run, where it does not have them yet.
   void TakeExperts(const RequestResult& result);
-  /// Before the first token: those of other weights that have drawn nothing.
+  /// Drops the experts of weights that have drawn no token. Called when weights change.
   void ForgetExperts() {
     if (num_tokens() == prompt_length()) experts_.ids.clear();
   }
@@ -57,13 +57,13 @@ class RequestState {
   /// Ends the request early; delivers the last delta.
   void Abort();
 
-  /// The engine cannot go on: delivers an end that says why.
+  /// Ends the request because the engine cannot go on; the last delta says why.
   void Fail(const std::string& reason);
 
   bool finished() const { return finish_reason_.has_value(); }
   std::optional<FinishReason> finish_reason() const { return finish_reason_; }
 
-  /// True the first time.
+  /// Notes that the request runs. True the first time.
   bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
   /// Takes the version of the weights that draw its next tokens.

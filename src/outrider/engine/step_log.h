@@ -1,5 +1,5 @@
-// What the engine's last steps ran, for whoever watches: a fixed ring between the engine's thread
-// and its listeners. Without a listener a step costs one relaxed load.
+// A log of the engine's last steps: a fixed ring between the engine's thread and listeners. Without
+// a listener a step costs one relaxed load.
 #pragma once
 
 #include <array>

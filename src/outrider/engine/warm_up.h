@@ -1,7 +1,7 @@
-// The largest passes of a network once, before its cache is made: so that the work space between
-// operations is in the device's memory when the cache takes what is left, and libraries are loaded
-// when the first request comes. Memory for inputs, results and recorded passes comes with the first
-// steps.
+// Runs the largest passes of a network once, before its cache is made. The work space between
+// operations is then in the device's memory when the cache takes what is left, and libraries are
+// loaded when the first request comes. Memory for inputs, results and recorded passes comes with
+// the first steps.
 #pragma once
 
 #include <vector>
@@ -13,20 +13,20 @@
 
 namespace outrider {
 
-/// Begins what the first prompts of a network would wait for (Ops::PreparePrompts), so that it goes
-/// on while the weights are loaded.
+/// Begins what the first prompts of a network would wait for (MlaOps::PreparePrompts). It goes on
+/// while the weights are loaded.
 void PreparePrompts(const Ops& ops, const ModelConfig& config);
 
-/// Runs prompts of a whole step, among them the last rows of one of the greatest length, and a row,
-/// with drafts, of every request, one of which has the greatest length, through the target and,
-/// with `modules`, an MTP module; then the network has as much work space as these took. All
-/// positions share one page, whose contents mean nothing. Throws OutOfMemory where the work space
-/// does not fit.
+/// Runs two steps through the target and, with `modules`, an MTP module. The first has as many
+/// prompt rows as a step may have, among them the last rows of the longest prompts. The second has
+/// a row and its drafts of every request, one of the greatest length. The network's work space is
+/// then as large as these need. All positions share one page, whose contents mean nothing. Throws
+/// OutOfMemory where the work space does not fit.
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts, bool modules,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 
-/// Warms up a draft model that is not the network's modules: what it reads of the target's rows of
-/// a whole step, their entries, and so many rows of every request that come out.
+/// Warms up a draft model that is not one of the network's modules: it reads the target's rows of a
+/// whole step, writes their entries, and gives `rows` output rows of every request.
 void WarmUp(DraftModel& draft, int64_t target_width, int32_t rows, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 

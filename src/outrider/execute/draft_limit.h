@@ -13,7 +13,7 @@ enum class DraftLimit : uint8_t {
   kPrompt,    // the step ends the prompt; drafts follow a token that a step has drawn
   kSchedule,  // the draft schedule: adaptive, or by batch size
   kRequest,   // the request asked for fewer
-  kLength,    // so few tokens may still follow
+  kLength,    // the request may get no more tokens than that
   kDrafter,   // the drafter: prompt lookup found nothing, or confidences do not pay
   kGrammar,   // the grammar refuses what was drafted
 };

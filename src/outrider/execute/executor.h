@@ -1,15 +1,14 @@
-// Runs steps: layout, forward, verify, propose. What a step needs of a request and what steps
-// change is kept behind this interface, by request slot: tokens, drafts, length, state of the
-// grammar.
+// Runs steps: layout, forward, verify, propose. An executor keeps, by request slot, what steps read
+// and change of a request: tokens, drafts, length, state of the grammar.
 //
-// So a step can be launched while the one before it is in flight, though its rows depend on what
-// that one accepts. The plan names slots, with bounds: a request in flight has advanced by 1 to 1 +
-// drafts tokens, and has an unknown number of drafts. The executor knows the numbers when the step
-// runs. The host learns them at Wait, one step late.
+// A step can be launched while the one before it is in flight, though its rows depend on what that
+// step accepts. The plan names slots and gives bounds: a request in flight advances by 1 to
+// 1 + drafts tokens, and its number of drafts is not known yet. The executor knows the numbers when
+// the step runs. The host learns them at Wait, one step late.
 //
-// Calls take effect in their order, as on a stream: what Admit and Release do is seen by the steps
-// launched after them. So slots and pages may be given to the next request as soon as the host
-// knows that they are free, also while a step with their last owner is in flight.
+// Calls take effect in their order, as on a stream: a step sees all Admit and Release before its
+// Launch. So the host may give slots and pages to the next request as soon as it knows that they
+// are free, even while a step with their last owner is in flight.
 //
 // The host lags by one step: text, stop strings, removal of requests, publication of prefixes and
 // the choice of the number of drafts. A request that has ended or was aborted may be in one more
@@ -38,7 +37,7 @@
 
 namespace outrider {
 
-/// A request that gets a slot, for the first time or again after a preemption.
+/// A request that gets a slot: for the first time, or again after a preemption.
 struct SlotAdmission {
   int32_t slot = 0;
   std::shared_ptr<const RequestParameters> parameters;
@@ -52,14 +51,14 @@ struct RequestResult {
   bool ran = false;
   std::vector<int32_t> drafts;                 // that were verified
   DraftLimit draft_limit = DraftLimit::kNone;  // why there are no more of them
-  /// When the plan samples the request. Tokens after one that ends it are for nobody.
+  /// Filled when the plan samples the request. Tokens behind one that ends it do not count.
   VerifiedTokens verified;
   bool grammar_failed = false;    // the grammar refused a token that its mask had allowed
   bool grammar_complete = false;  // the output is a whole text of the grammar
   /// With the first token, when asked for: of the prompt's tokens from the second on.
   std::vector<PositionLogprobs> prompt_logprobs;
-  /// When the request asks for its experts: those of the rows that were run, drafts that were right
-  /// included, [rows, layers, top_k] of RoutedShapeOf. The first row is of token `experts_from`.
+  /// Filled when the request asks for its experts: [rows, layers, top_k] of RoutedShapeOf, with the
+  /// rows of drafts that were right. The first row is of token `experts_from`.
   std::vector<int16_t> experts;
   int32_t experts_from = 0;
 };
@@ -68,7 +67,7 @@ struct RequestResult {
 struct ExecutorSeconds {
   double forward = 0;  // the target's forward pass
   double verify = 0;   // head, logits processing, sampling
-  double propose = 0;  // drafter; not what a GPU still does when the host goes on
+  double propose = 0;  // drafter, without what a GPU still does when the host goes on
   double kernels = 0;  // of all these, in kernels
   double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };
@@ -78,18 +77,18 @@ class Executor : public PageAccess {
   virtual int32_t vocab_size() const = 0;
   virtual std::span<const int32_t> eos_token_ids() const = 0;
 
-  /// How many steps may be launched before the first is waited for: 1 or 2.
+  /// How many steps may be in flight: 1 or 2.
   virtual int32_t max_in_flight() const = 0;
 
-  /// Whether one more step than max_in_flight() may be launched: the device works on the last one
-  /// and has all that the next needs of it. The plan of either stays until it has ended.
+  /// Whether one step more than max_in_flight() may be launched now: the device works on the last
+  /// one and has all that the next needs of it. Both plans must stay until their steps have ended.
   virtual bool CanLaunchAhead() const { return false; }
 
   /// Whether Wait for a step in flight would return at once.
   virtual bool Ready(Ticket /*ticket*/) const { return false; }
 
-  /// From now on calls `look`, which may be empty, now and then during a long Launch, where the
-  /// device lets it (Ops::WhileLaunching). It may wait for the step before.
+  /// Sets what is called now and then during a long Launch, on devices that allow it
+  /// (Context::PauseLaunching). Empty: nothing. `look` may wait for the step before.
   virtual void WhileLaunching(const std::function<void()>& /*look*/) {}
 
   /// The slot must be free.
@@ -98,9 +97,9 @@ class Executor : public PageAccess {
   /// The request has finished, was aborted or preempted.
   virtual void Release(int32_t slot) = 0;
 
-  /// Bytes that ReadPage and WritePage copy: of a page of the cache on all ranks, with what the
-  /// drafter keeps of it. The calls take effect in order with the others, and wait until they have.
-  /// 0: its pages stay where they are.
+  /// Bytes that ReadPage and WritePage copy: a page of the cache on all ranks, with what the
+  /// drafter keeps of it. Both take effect in order with the other calls, and return then. 0: pages
+  /// cannot be copied.
   virtual int64_t page_bytes() const { return 0; }
   void ReadPage(int32_t /*page*/, std::span<std::byte> /*to*/) override { OUTRIDER_CHECK(false); }
   void WritePage(int32_t /*page*/, std::span<const std::byte> /*from*/) override {
@@ -112,13 +111,13 @@ class Executor : public PageAccess {
   /// else until WaitDrafts returns.
   virtual Ticket Launch(const StepPlan& plan, int32_t num_drafts) = 0;
 
-  /// The results of the oldest step in flight, by index in its plan; valid until the second Launch
-  /// after this step's own. May return before drafts are proposed, so that tokens need not wait for
-  /// them.
+  /// Waits for the oldest step in flight. Returns its results by index in its plan, valid until the
+  /// second Launch after this step's own. May return before drafts are proposed, so that tokens
+  /// need not wait for them.
   virtual std::span<const RequestResult> Wait(Ticket ticket) = 0;
 
-  /// After Wait: ends the step. How many drafts of each request the next step verifies; none for
-  /// requests whose slot was released since. Valid like the results.
+  /// Ends the step, after Wait. Returns how many drafts of each request the next step verifies; 0
+  /// for requests whose slot was released since. Valid as long as the results.
   virtual std::span<const int32_t> WaitDrafts(Ticket ticket) = 0;
 
   virtual ExecutorSeconds seconds() const = 0;

@@ -1,5 +1,5 @@
-// From a step's hidden rows to tokens: what each request wants of the sampling of a step, which is
-// one call for all of them.
+// From a step's hidden rows to tokens. Gathers what every request wants of the sampler, which is
+// called once for all of them.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class LogitsPass {
   /// Replaces RequestResult::verified of the requests that have rows of logits.
   void Verify(const StepLayout& step, Tensor hidden);
 
-  /// Begins the same beside the host, where the device can: see StepSampler::Launch. Of requests
-  /// without a grammar. On all ranks, which only read requests' states.
+  /// Begins what Verify does, and returns while the device works on it (StepSampler::Launch).
+  /// Requests have no grammar. Runs on all ranks, so it only reads requests' states.
   std::optional<Ticket> Launch(const StepLayout& step, Tensor hidden);
   bool Ready(Ticket ticket) const { return sampler_->Ready(ticket); }
   void Wait(Ticket ticket) { sampler_->Wait(ticket); }

@@ -1,8 +1,9 @@
-// Runs another executor's calls on a thread of its own, in their order. So the engine plans step
-// n + 1 while step n runs, and delivers the tokens of step n - 1 beside it: a device never waits
-// for them. Where `inner` can launch step n + 1 before it knows what step n gave, it does; else
-// that step's inputs are laid out when step n has ended. What step n gave is handed out as soon as
-// it is there, also while step n + 1 is being launched.
+// Runs another executor's calls on a thread of its own, in their order. While step n runs, the
+// engine plans step n + 1 and delivers the tokens of step n - 1; the device waits for neither.
+//
+// Where `inner` can launch step n + 1 before the results of step n are known, it does. Else the
+// inputs of step n + 1 are laid out when step n has ended. The results of step n are handed out as
+// soon as they are there, also while step n + 1 is being launched.
 #pragma once
 
 #include <array>
@@ -21,8 +22,8 @@
 
 namespace outrider {
 
-/// What a call throws on the thread comes out of the next Wait or WaitDrafts, of every later one,
-/// too; nothing runs any more.
+/// When a call throws on the thread, nothing runs any more. Wait and WaitDrafts for steps that had
+/// not ended throw the same exception from then on.
 class QueuedExecutor : public Executor {
  public:
   explicit QueuedExecutor(std::unique_ptr<Executor> inner);

@@ -15,15 +15,16 @@ namespace outrider {
 
 class RankTeam {
  public:
-  /// parts: of rank 0, 1, ..., at least one. A rank that needs longer than `seconds` after rank 0
-  /// has done its part counts as ended.
+  /// parts: by rank, at least one. A rank that needs more than `seconds` longer than rank 0 for its
+  /// part counts as ended.
   RankTeam(std::vector<RankParts> parts, double seconds);
   /// Where a rank hangs, ends the process (EndProcessWithin).
   ~RankTeam();
   RankTeam(const RankTeam&) = delete;
   RankTeam& operator=(const RankTeam&) = delete;
 
-  /// What the ranks were made of, in order, when no part runs; it can only be destroyed afterwards.
+  /// Returns what the ranks were made of, in order. No part may run. The team can only be destroyed
+  /// afterwards.
   std::vector<RankParts> TakeApart();
 
   size_t size() const { return ranks_.size(); }
@@ -31,8 +32,8 @@ class RankTeam {
   Rank& first() { return *ranks_.front(); }
   const Rank& first() const { return *ranks_.front(); }
 
-  /// Runs part(rank) on every rank and returns when all have done it. Throws what the part of an
-  /// only rank threw; of several, once one has ended, Error that names it, now and from then on.
+  /// Runs part(rank) on every rank and returns when all have done it. With one rank throws what its
+  /// part threw. With several, once a rank has ended, every call throws Error that names that rank.
   void Run(FunctionRef<void(Rank&)> part);
 
  private:

@@ -1,4 +1,4 @@
-// What an executor must know of a request, and what never changes while the request runs.
+// What an executor must know of a request and what does not change while the request runs.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct RequestParameters {
   int32_t max_total_tokens = 0;  // prompt and output; the request ends there
   /// Most drafts per step; unset: as many as the step asks for.
   std::optional<int32_t> num_speculative_tokens;
-  /// The experts of its tokens from this one on are told; unset: of none.
+  /// Results tell the experts of tokens from this one on; unset: they tell none.
   std::optional<int32_t> experts_from;
 };
 

@@ -1,5 +1,5 @@
-// What an executor keeps of the request in a slot: what steps read and change. It follows from the
-// parameters and the tokens alone, so a preempted request starts with nothing of its life before.
+// The request in a slot of an executor: what steps read and change of it. All of it follows from
+// the parameters and the tokens, so a preempted request brings nothing else with it.
 #pragma once
 
 #include <cstdint>
@@ -33,19 +33,20 @@ struct RequestSlot {
   const SamplingParams& sampling() const { return parameters->sampling; }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
 
-  /// most_behind: tokens that may stand in `tokens` for a moment, behind those of the request.
+  /// most_behind: tokens of a step that may stand behind those of the request, until it is known
+  /// which of them stay.
   void Admit(const SlotAdmission& admission, std::span<const int32_t> eos_token_ids,
              int32_t vocab_size, int32_t most_behind);
   void Release();
 
-  /// How many drafts of `wanted` the request asks for.
+  /// How many drafts the request asks for, `wanted` at most.
   int32_t RequestedDrafts(int32_t wanted) const;
 
-  /// How many of these it can still use.
+  /// How many of these fit before the request ends.
   int32_t UsefulDrafts(int32_t wanted) const;
 
-  /// Goes on by what a step verified, up to the token that ends the request: its tokens from index
-  /// `first` on, where others may stand for them. Behind the end of a request nothing is kept.
+  /// Advances by what a step verified. Its tokens are put at index `first` and behind, in place of
+  /// what stands there. Tokens behind one that ends the request are dropped.
   void Take(size_t first, std::span<const int32_t> eos_token_ids, RequestResult& result);
 };
 

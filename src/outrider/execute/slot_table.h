@@ -12,8 +12,8 @@ namespace outrider {
 
 class SlotTable {
  public:
-  /// eos_token_ids must outlive the table. Verification may leave up to 1 + max_drafts tokens
-  /// behind those of a request for a moment.
+  /// eos_token_ids must outlive the table. A slot has room for the 1 + max_drafts tokens that a
+  /// step may add before it is known which of them stay.
   SlotTable(int32_t num_slots, std::span<const int32_t> eos_token_ids, int32_t vocab_size,
             int32_t max_drafts)
       : slots_(static_cast<size_t>(num_slots)),

@@ -1,5 +1,5 @@
-// The requests of a plan that run in a step, and their rows. The plan has bounds; the numbers come
-// from the requests' slots. All ranks run the same layout.
+// The requests of a plan that run in a step, and their rows. The plan has bounds; the slots have
+// the numbers. Every rank runs this layout.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ class StepLayout {
  public:
   explicit StepLayout(std::vector<CacheGroupSpec> groups) : rows_(std::move(groups)) {}
 
-  /// Replaces the layout. `results` [requests of the plan]: `ran` and what a step may leave empty
-  /// are set; RequestRows lead to them until the next call. Reuses memory.
+  /// Replaces the layout. results [requests of the plan] are reset and `ran` is set; result() leads
+  /// to them until the next call. Reuses memory.
   void Assign(const StepPlan& plan, SlotTable& slots, std::span<RequestResult> results);
 
   bool empty() const { return requests_.empty(); }

@@ -1,12 +1,12 @@
-// Runs steps on the caller's thread: the order of what a step does, and its results. Launch does
-// all up to the tokens, Wait waits for a device that has them, WaitDrafts does the proposals; a GPU
-// may still work on drafts then (tokens_on_device.h). On a CPU this is the engine's executor; on a
-// GPU it runs on a thread of its own (queued_executor.h).
+// Runs steps on the caller's thread. Launch does everything up to the tokens, Wait waits for a
+// device that has them, WaitDrafts makes the drafts; a GPU may still work on drafts when it returns
+// (tokens_on_device.h). On a CPU this is the engine's executor. On a GPU it runs on a thread of its
+// own (queued_executor.h).
 //
-// Where the device keeps what a step comes to and the host need not know it first, Launch goes on
-// with what reads it there. With a drafter that is the beginning of its pass, which runs while the
-// host reads how many drafts were right and lays out the rest. Without one a step gives each
-// request one token, and it is the next step.
+// A device may keep a step's results where later work reads them. Then that work is launched before
+// the host has read them. With a drafter it is the beginning of the drafter's pass: it runs while
+// the host reads how many drafts were right and lays out the rest. Without a drafter it is the next
+// step, as every request gets exactly one token.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ class StepRunner : public Executor {
   /// Runs the ranks that share a model, in order; see RankTeam.
   explicit StepRunner(std::vector<RankParts> parts, double rank_seconds = kRankSeconds);
 
-  /// What its ranks were made of, in order. No slot is taken and no step in flight; it can only be
-  /// destroyed afterwards.
+  /// Returns what its ranks were made of, in order. No slot may be taken and no step in flight. It
+  /// can only be destroyed afterwards.
   std::vector<RankParts> TakeApart() { return ranks_.TakeApart(); }
 
   int32_t vocab_size() const override { return ranks_.first().model().vocab_size(); }
@@ -86,12 +86,13 @@ class StepRunner : public Executor {
   StepOutputs& outputs() { return OutputsOf(last_launched_); }
   void LayOut(const StepPlan& plan);
   void Verify();
-  /// Goes on by what a step verified.
+  /// Advances a request by what the step verified.
   void Take(const RequestRows& rows);
   /// Whether the host need not know this step's tokens before what follows is launched: the next
   /// step or, with a drafter, the beginning of its pass.
   bool CanLeaveTokens();
-  /// Notes what is to be read. Without a drafter goes on with the places of the step's tokens.
+  /// Notes which results are unread. Without a drafter requests go on with the places of their
+  /// tokens.
   void LeaveTokens(Ticket verify);
   /// Waits for the tokens of a step that were left on the device.
   void ReadTokens(StepOutputs& outputs);

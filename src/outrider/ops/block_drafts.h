@@ -13,14 +13,14 @@
 
 namespace outrider {
 
-/// The token before a draw: one of the target's vocabulary, or what an earlier step's draw gave.
+/// The token before a draw: one that is known, or the result of an earlier step's draw.
 struct TokenBefore {
   TokenRef token = {};
-  int32_t draw = -1;  // negative: it is `token`
+  int32_t draw = -1;  // index of that draw; negative: the token is `token`
 };
 
-/// Draws of the tokens of blocks, step by step: those of a step read no token of their own step.
-/// All but `steps` are by draw, in order of steps.
+/// The draws of blocks' tokens, step by step. A draw reads no token that its own step draws. All
+/// arrays but `steps` are by draw, in order of steps.
 struct BlockDraws {
   std::span<const int32_t> rows;  // of a drafter's hidden rows
   std::span<const TokenBefore> before;
@@ -28,8 +28,8 @@ struct BlockDraws {
   std::span<const int32_t> steps;  // draws of each, at least 1
 };
 
-/// Runs the draws of one drafter. Operations take rows of draws; a device may lay a step's draws
-/// out with room behind them, whose rows come to nothing.
+/// Runs the draws of one drafter. Operations take rows of draws. A device may add rows behind a
+/// step's draws; their results are not read.
 class BlockSampler {
  public:
   virtual ~BlockSampler() = default;
@@ -37,14 +37,15 @@ class BlockSampler {
   /// Takes draws in place of those before. What they refer to must stay until TakeTokens.
   virtual void Assign(const BlockDraws& draws) = 0;
 
-  // Of the draws that were assigned.
+  // About the draws that were assigned.
 
-  /// Rows of all draws, and of those of a step; a step's first draw is its first row.
+  /// The number of rows of all draws, and the rows of one step. A step's first draw is its first
+  /// row.
   virtual int64_t num_rows() const = 0;
   virtual RowRange rows_of(size_t step) const = 0;
 
-  /// Whether the three operations below only launch work on the device, in runs that may be
-  /// recorded. Then AddTo adds all that they read on the host.
+  /// Whether ReadRows, EmbedBefore and Draw only launch work, so that a run of them may be
+  /// recorded. AddTo then adds to its key all that they read on the host.
   virtual bool launches_only() const = 0;
   virtual void AddTo(RunKey& key) const = 0;
 
@@ -56,7 +57,7 @@ class BlockSampler {
   /// Draws a step's tokens from logits [rows of the step, tokens], which it may change.
   virtual void Draw(const Context& context, size_t step, Tensor logits) = 0;
 
-  /// tokens[i] = what draw i gave, after the last step. It may be on the device
+  /// After the last step: tokens[i] = the token of draw i, which may be on the device
   /// (tokens_on_device.h).
   virtual void TakeTokens(std::span<TokenRef> tokens) = 0;
 };

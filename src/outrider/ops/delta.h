@@ -36,7 +36,7 @@ struct DeltaArgs {
   Tensor out;  // [rows, heads * D]
 };
 
-/// What makes of a layer's attention what its output projection reads.
+/// Turns a layer's attention into what its output projection reads.
 struct NormGateArgs {
   Tensor x;  // [rows, heads * D]; is overwritten
   int32_t heads = 0;

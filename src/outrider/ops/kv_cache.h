@@ -18,8 +18,8 @@ namespace outrider {
 /// one group. Memory is touched only where entries are written.
 class KvCache {
  public:
-  /// In the memory of `device`. layers: by layer of the cache. Throws Error when the device has no
-  /// such memory.
+  /// Takes memory of `device`. layers: by layer of the cache. Throws Error when the device has too
+  /// little.
   KvCache(const Device& device, CacheConfig config, std::vector<CacheLayerSpec> layers,
           const CacheNumbers& numbers);
 
@@ -34,7 +34,7 @@ class KvCache {
 
   /// Gives the memory back; no layer is asked for until it is restored. Entries are lost.
   void FreeMemory() { memory_ = {}; }
-  /// Throws Error when the device has no such memory.
+  /// Takes memory again. Throws Error when the device has too little.
   void RestoreMemory();
 
   /// The states of linear attention.

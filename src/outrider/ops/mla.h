@@ -48,19 +48,19 @@ class MlaOps {
  public:
   virtual ~MlaOps() = default;
 
-  /// Begins what the first prompts of such layers would wait for: libraries are loaded and plans
-  /// made beside what is called next. What fails is thrown where the prompts wait.
+  /// Begins to load libraries and to make plans that the first prompts of such layers would wait
+  /// for. It returns at once. What fails is thrown by the first PromptAttention.
   virtual void PreparePrompts(const MlaShape& /*shape*/) const {}
 
   virtual void WriteLatentEntries(const Context& context, const MlaShape& shape,
                                   const StepInputs& inputs, const EntryArgs& args) const = 0;
 
-  /// q [rows, heads * (P + R)], not rotated, to absorbed [rows, heads * (L + R)], rotated with the
-  /// angles of the same rows.
+  /// Makes absorbed [rows, heads * (L + R)], rotated, of q [rows, heads * (P + R)], not rotated.
+  /// `rotary` has the angles of these rows.
   virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                       const Rotary& rotary, Tensor q, Tensor absorbed) const = 0;
 
-  /// latent [rows, heads * L] to out [rows, heads * V].
+  /// Makes out [rows, heads * V] of latent [rows, heads * L].
   virtual void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                         Tensor latent, Tensor out) const = 0;
 
@@ -70,9 +70,9 @@ class MlaOps {
   virtual void DecodeAttention(const Context& context, const MlaShape& shape,
                                const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
-  /// Attention of the other rows over latent entries, in the expanded form. Of decode requests that
-  /// the decode kernel did not take: attention over the context and over the new tokens, merged by
-  /// log-sum-exp. q [rows, heads * (P + R)], rotated; out [rows, heads * V].
+  /// Attention of the other rows over latent entries, in the expanded form. Decode requests that
+  /// the decode kernel did not take attend to the context and to their new tokens; both are merged
+  /// by log-sum-exp. q [rows, heads * (P + R)], rotated; out [rows, heads * V].
   virtual void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                                const StepInputs& inputs, const AttentionArgs& args) const = 0;
 };

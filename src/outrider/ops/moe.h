@@ -11,11 +11,11 @@
 
 namespace outrider {
 
-/// Which rows go to which experts, with what weights: a device derives what its operations read.
+/// Which rows go to which experts, with what weights. A device derives its own kind from it.
 struct Routing {};
 
-/// Where the ids of the experts that rows choose are to be written: [rows, top_k] from `ids` on, a
-/// row every `stride` numbers. Null: nobody asks.
+/// Where to write the ids of the experts that rows choose: [rows, top_k] from `ids` on, a row every
+/// `stride` numbers. Null: nowhere.
 struct ChosenExperts {
   int16_t* ids = nullptr;
   int64_t stride = 0;
@@ -25,7 +25,7 @@ struct ChosenExperts {
   }
 };
 
-/// Where the ids of all layers are to be written: [rows, layers, top_k].
+/// Where to write the ids of all layers: [rows, layers, top_k].
 struct ChosenExpertsOfLayers {
   int16_t* ids = nullptr;
   RoutedShape shape;
@@ -84,7 +84,7 @@ class MoeOps {
                               const NormOut& norm) const = 0;
 };
 
-/// A facet of Ops: tells which experts rows have (Ops::chosen_experts).
+/// A facet of Ops: tells which experts rows have chosen (Ops::chosen_experts).
 class ChosenExpertOps {
  public:
   virtual ~ChosenExpertOps() = default;

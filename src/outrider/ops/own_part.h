@@ -1,4 +1,4 @@
-// What a device's StepInputs keep of the part of a step whose attention this rank runs (OwnRows).
+// A member of a device's StepInputs that makes the inputs of the rank's own rows (OwnRows).
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ namespace outrider {
 template <typename Inputs>
 class OwnPart {
  public:
-  /// inputs: of the part, without rows. The others: of the step.
+  /// whole, whole_plan: of the step. arguments: of the constructor of `Inputs`.
   template <typename... Arguments>
   OwnPart(const BatchLayout& whole, const AttentionPlan& whole_plan, Arguments&&... arguments)
       : rows_({whole.groups().begin(), whole.groups().end()}, whole_plan.cache_place()),
         plan_(whole_plan.OfOwnRows()),
         inputs_(std::forward<Arguments>(arguments)...) {}
 
-  /// Replaces the part by that of `whole`.
+  /// Replaces the own rows by those of `whole`.
   void Assign(const BatchLayout& whole) {
     rows_.Assign(whole);
     plan_.Assign(rows_.layout());

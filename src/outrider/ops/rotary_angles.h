@@ -1,4 +1,4 @@
-// The angles of rotary position embedding, as every device has them.
+// The angles of rotary position embedding, the same bits on every device.
 #pragma once
 
 #include <cmath>

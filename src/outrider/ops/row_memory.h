@@ -27,8 +27,8 @@ class RowMemory {
   Tensor rows_;
 };
 
-/// Which row is copied to which: to[i] = from[i]. In `from` -2 - place stands for a row whose
-/// number the device keeps there (tokens_on_device.h).
+/// Which row is copied to which: to[i] = from[i]. A value -2 - place in `from` stands for the row
+/// whose number the device keeps at that place (tokens_on_device.h).
 class RowCopies {
  public:
   void Add(int64_t from, int64_t to) {

@@ -38,7 +38,7 @@ struct VerifyRequest {
   int64_t num_rows() const { return static_cast<int64_t>(input.drafts.size()) + 1; }
 };
 
-/// The tokens that drafts are among: those of a head's first rows.
+/// The tokens that may be drafted: those of a head's first rows.
 struct DraftTokens {
   int32_t rows = 0;
   /// The token of each row, each once; empty: token i is row i's.
@@ -46,7 +46,7 @@ struct DraftTokens {
   int32_t vocab_size = 0;  // of the target, with ids
 };
 
-/// A draft that is drawn from the row of logits of the same index.
+/// A draft to be drawn. Request i is drawn from row i of the logits.
 struct DrawRequest {
   /// Null: the most likely token.
   const SamplingParams* sampling = nullptr;
@@ -54,7 +54,7 @@ struct DrawRequest {
   int32_t place = 0;  // where the device may keep it (tokens_on_device.h)
 };
 
-/// A token whose log-probability is wanted, from the row of logits of the same index.
+/// A token whose log-probability is wanted. Request i is of row i of the logits.
 struct ScoreRequest {
   int32_t token = 0;
   int32_t num_top = 0;                 // most likely tokens beside it
@@ -70,10 +70,11 @@ class StepSampler {
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
 
-  /// Begins the same beside the host, on all ranks. On the first Wait gives requests their results;
-  /// until then what they come to is at their places (tokens_on_device.h), on every rank, and their
-  /// parameters must stay. At most two are to be waited for. None: nothing was done, as the host
-  /// has to draw for one of the requests, or to know its drafts.
+  /// Begins what Verify does, on all ranks, and returns while the device works on it. Every rank
+  /// has what was drawn at the requests' places (tokens_on_device.h). Wait on the first rank fills
+  /// the requests' results; their parameters must stay until then. At most two tickets may be
+  /// waited for at a time. Nothing: nothing was begun, because the host has to draw for one of the
+  /// requests or to know its drafts.
   virtual std::optional<Ticket> Launch(const Context& /*context*/, const HeadRows& /*rows*/,
                                        std::span<const VerifyRequest> /*requests*/) {
     return std::nullopt;
@@ -81,9 +82,9 @@ class StepSampler {
   virtual bool Ready(Ticket /*ticket*/) const { return true; }
   virtual void Wait(Ticket /*ticket*/) {}
 
-  /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where
-  /// numbers have overflowed. Noise and distributions are by token, whatever its row. All ranks
-  /// have all requests, and get all tokens.
+  /// tokens[i] = a draft from `among`, which may stay on the device. It is a token even where
+  /// numbers have overflowed. Noise and distributions go by token, not by row of the head. All
+  /// ranks have all requests and get all tokens.
   virtual void Draw(const Context& context, const HeadRows& rows,
                     std::span<const DrawRequest> requests, const DraftTokens& among,
                     std::span<TokenRef> tokens) = 0;

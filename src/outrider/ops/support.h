@@ -1,5 +1,5 @@
-// What a device takes of what networks and options ask of it, as tables of rules. The errors of a
-// start, `outrider explain` and the table of docs/gpu.md are made of these rules.
+// What a device can run of what networks and options ask for, as tables of rules. Errors at start,
+// `outrider explain` and the table of docs/gpu.md are made from these rules.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ struct NumberRange {
   int64_t multiple = 1;
 };
 
-/// What is asked: a thing that a device has or lacks, a number, or a choice by name.
+/// What a network or an option asks for: a feature, a number, or a choice by name.
 using Asked = std::variant<std::monostate, int64_t, std::string_view>;
 
-/// What a device takes of it.
+/// What a device takes of what is asked for.
 class Taken {
  public:
-  /// A thing that it has, or lacks.
+  /// A feature that the device has, or lacks.
   static Taken Yes() { return Taken(true); }
   static Taken No() { return Taken(false); }
   static Taken Only(int64_t number) { return Taken(NumberRange{number, number}); }
@@ -49,11 +49,11 @@ class Taken {
   What what_;
 };
 
-/// One thing that a Subject (a layer, a network, options) may ask of a device.
+/// A rule about one thing that a Subject (a layer, a network, options) may ask of a device.
 template <typename Subject>
 struct Rule {
   std::string_view name;                            // as a user knows it: a key, a flag, words
-  std::optional<Asked> (*asked)(const Subject& s);  // nothing: it asks for no such thing
+  std::optional<Asked> (*asked)(const Subject& s);  // nothing: the subject does not ask for it
   Taken taken;
   std::string_view note = {};  // behind the name in tables
 };
@@ -64,10 +64,10 @@ struct Lack {
   std::string takes;  // "512"; empty: there is no other
 };
 
-/// What is lacking where a rule asks for what is not taken.
+/// Says what is lacking: `asked`, of which the device takes only `taken`.
 Lack LackOf(std::string_view name, const Asked& asked, const Taken& taken);
 
-/// The first thing that the subject asks for and the device lacks; nothing: it runs.
+/// Returns the first thing that the subject asks for and the device lacks; nothing: it runs.
 template <typename Subject>
 std::optional<Lack> Supports(std::span<const Rule<Subject>> rules, const Subject& subject) {
   for (const Rule<Subject>& rule : rules) {

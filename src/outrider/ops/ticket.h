@@ -1,6 +1,6 @@
-// What runs beside the host has one shape: Launch begins it and returns a ticket, Ready(ticket)
-// says whether Wait(ticket) would return at once. Tickets of one object count up by one, and are
-// waited for in their order.
+// Work beside the host has one interface everywhere: Launch begins it and returns a ticket,
+// Ready(ticket) says whether Wait(ticket) would return at once, Wait(ticket) ends it. The tickets
+// of an object count up by one. They are waited for in that order.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,13 @@
-// Numbers that a device keeps by request slot: the last token, the drafts behind it, and what came
-// of the last step's verification. Passes read them there, without the host's having read them:
-// until it has, it knows their places only (TokenRef::At, RowCopies::AddFromPlace).
+// Numbers that a device keeps by request slot: the last token, the drafts behind it, and the
+// results of the last verification. Passes read them on the device. Until the host has read them it
+// knows only their places (TokenRef::At, RowCopies::AddFromPlace).
 #pragma once
 
 #include <cstdint>
 
 namespace outrider {
 
-/// Where verification leaves what it came to; negative: nowhere.
+/// Where verification leaves its results; negative: nowhere.
 struct VerifyPlaces {
   int32_t last_token = -1;  // what was drawn behind the accepted drafts
   int32_t drawn = -1;       // first of a row of places: what was drawn in each verify row
@@ -15,7 +15,7 @@ struct VerifyPlaces {
   int32_t last_row = -1;    // the output row behind which the last token was drawn
 };
 
-/// The places of a slot; max_drafts is the same for all slots.
+/// The places of a slot. All slots have one max_drafts.
 class SlotPlaces {
  public:
   constexpr SlotPlaces(int32_t slot, int32_t max_drafts)

@@ -1,4 +1,4 @@
-// What the parts of a network are stored as and kept as: for people.
+// In what numbers the parts of a network are stored in files and kept in memory, for people.
 #pragma once
 
 #include <cstdint>

@@ -58,8 +58,8 @@ enum class WeightQuantization { kNone, kInt8 };
 /// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
 /// one scale per row instead, except those declared unquantized.
 ///
-/// Of several ranks each keeps, and reads, its part of what is declared with a cut. The format is
-/// chosen by the whole weight.
+/// Each of several ranks reads and keeps its part of a weight that is declared with a cut. The
+/// format is chosen by the whole weight.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
@@ -93,15 +93,15 @@ class WeightLoader {
   /// kRows.
   virtual void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                        int64_t cols, const WeightCut& cut) = 0;
-  /// A matrix by name; its columns are said beside it.
+  /// A matrix by name. Its number of columns is an argument of its own.
   struct NamedMatrix {
     Weight* out = nullptr;
     std::string name;
     int64_t rows = 0;
     WeightCut cut = {};
   };
-  /// Weights [.., cols] that products of the same rows read: a device may keep them so that it runs
-  /// their products as one (Ops::Multiply).
+  /// Weights [.., cols] that are multiplied with equal rows of x. A device may keep them so that it
+  /// runs their products as one (Ops::Multiply).
   virtual void SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
     for (const NamedMatrix& m : matrices) Matrix(m.out, m.name, m.rows, cols, m.cut);
   }
@@ -113,7 +113,8 @@ class WeightLoader {
   /// nothing wider, Load throws Error where bfloat16 would change one.
   virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
-  /// Several of these [.., cols] that products of the same rows read, as SideBySide. None is cut.
+  /// Several ExactMatrix [.., cols] that are multiplied with equal rows of x, as SideBySide. None
+  /// is cut.
   virtual void ExactSideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
     for (const NamedMatrix& m : matrices) ExactMatrix(m.out, m.name, m.rows, cols);
   }

@@ -43,7 +43,7 @@ struct KvUpWeight {
 struct ExpertWeights {
   int64_t experts = 0;
   int64_t width = 0;         // of a routed expert, as far as the rank has it
-  int64_t shared_width = 0;  // the same of the shared MLP; 0: there is none
+  int64_t shared_width = 0;  // of the shared MLP, as far as the rank has it; 0: there is none
   const void* packed = nullptr;
 };
 

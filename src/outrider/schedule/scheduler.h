@@ -1,6 +1,7 @@
-// Decides which requests run in a step, with how many tokens. A pure state machine over numbers: no
-// tokens, no tensors, no clock. Plan, run the step, Commit what came out, again. The next step may
-// be planned before a step is committed, from bounds of what that one will have done.
+// Decides which requests run in a step, with how many tokens. It is a pure state machine over
+// numbers: no tokens, no tensors, no clock. Its owner calls Plan, runs the step, calls Commit with
+// what came out, and starts again. The next step may be planned before a step is committed, from
+// bounds of what that step will have done.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@ using RequestId = uint64_t;
 
 struct SchedulerConfig {
   CacheConfig cache;
-  /// Ranks that each have such a cache, with the entries of their own requests.
+  /// How many ranks have such a cache, each with the entries of its own requests.
   int32_t cache_ranks = 1;
   int32_t max_num_seqs = 0;            // request slots
   int32_t max_num_batched_tokens = 0;  // rows of a step; see Scheduler
@@ -31,7 +32,7 @@ struct SchedulerConfig {
   int32_t max_drafts = 0;              // most drafts of a request in a step
   int32_t lookahead_tokens = 0;        // positions that the drafter writes beyond the verified rows
   int32_t tokens_ahead = 0;            // tokens after a block that its entries depend on
-  bool publish_answers = true;         // else only what was computed as a prompt
+  bool publish_answers = true;         // false: only blocks that were computed as a prompt
 };
 
 /// A request as it arrives.
@@ -43,7 +44,8 @@ struct NewRequest {
   /// Keys of the request's blocks, which the caller extends as tokens become known; null: no prefix
   /// caching for this request. Must outlive the request.
   const BlockKeys* keys = nullptr;
-  /// Most tokens of its prompt that may be found in the cache: the rows of others are wanted.
+  /// Most tokens of its prompt that may be found in the cache. The others must run, as their rows
+  /// are wanted.
   int32_t most_shared = std::numeric_limits<int32_t>::max();
 };
 
@@ -55,8 +57,8 @@ struct Admission {
   int32_t returned_tokens = 0;  // of these, tokens that only the host cache had
 };
 
-/// One request's part of the step. While a step that samples the request is in flight, its context
-/// length and its drafts are not known yet: then these are bounds.
+/// One request's part of the step. Context length and drafts are bounds while a step that samples
+/// the request is in flight.
 struct PlannedRequest {
   RequestId id = 0;
   int32_t slot = 0;
@@ -66,8 +68,8 @@ struct PlannedRequest {
   int32_t num_tokens = 0;           // known tokens to run, from the context's end on
   int32_t num_drafts = 0;           // draft tokens after them, at most
   bool samples = false;
-  /// Blocks may be final after it, and published, even if the request ends with it: then its
-  /// drafter entries are wanted, too.
+  /// Whether blocks may be published after the step even if the request ends with it. The drafter's
+  /// entries are then wanted, too.
   bool publishes = false;
   const CacheTables* tables = nullptr;
 };
@@ -81,31 +83,29 @@ struct StepPlan {
 /// Rules:
 /// - Every request whose tokens but the last are cached is in every plan, with its drafts.
 /// - Turns go by priority, then arrival.
-/// - The rest of the token budget goes to prompts by turn, but the first one that does not end in
+/// - The rest of the token budget goes to prompts by turn. The first prompt that does not end in
 ///   the step leaves half of what it could have to short ones behind it: those of its priority with
 ///   less than half as much left, the shortest first. So a short prompt does not wait for the end
-///   of a long one, and no prompt gets less than half of the rows in its turn, whatever comes after
-///   it. However many rows decode, prompts get kMinPromptTokens. A chunk never mixes prompt tokens
-///   and generated tokens.
+///   of a long one, and no prompt gets less than half of the rows in its turn. However many rows
+///   decode, prompts get kMinPromptTokens. A chunk never mixes prompt tokens and generated tokens.
 /// - A waiting request is admitted, when it gets rows, if a slot is free and the pool covers all
-/// its
-///   known tokens (of a sliding window: its first chunk). It passes only those that could be
-///   admitted beside it, so it takes nobody's place. Out of pages for a running request's next
-///   rows: the request whose turn is last is preempted (its pages freed, to be computed again),
-///   never the first, so the first always gets on.
+///   its known tokens (of a sliding window: its first chunk). It passes only those that could be
+///   admitted beside it, so it takes nobody's place.
+/// - When pages for a running request's next rows are short, the request whose turn is last is
+///   preempted: its pages are freed, and it is computed again. The first is never preempted, so it
+///   always gets on.
 /// - Full blocks of verified tokens are published once the drafter's entries in them are final,
-/// those
-///   of a request's last step too. A request starts after the longest published prefix of its
-///   prompt that every cache group can resume and that leaves it at least one prompt token to
-///   compute. Tokens generated before a preemption are computed again.
-/// - Where ranks have caches of their own, a request that is admitted goes to the one with the most
-///   free pages, where a page of its prompt that is cached counts as kPagesOfAHit; to the next one
-///   where that has too few. It stays there until it ends or is preempted, and takes no other
-///   rank's pages: whose turn is first there always gets on.
+///   those of a request's last step too. A request starts after the longest published prefix of its
+///   prompt that every cache group can resume and that leaves at least one prompt token to compute.
+///   Tokens generated before a preemption are computed again.
+/// - Where ranks have caches of their own, a request is admitted to the rank with the most free
+///   pages, where a cached page of its prompt counts as kPagesOfAHit; to the next rank where that
+///   one has too few. It stays there until it ends or is preempted, and takes no other rank's
+///   pages. So the first by turn on each rank always gets on.
 /// - Blocks that have left a sliding window are freed while their request runs.
-/// - With a step in flight, a request that may need more pages than are free makes the plan empty:
-///   that step is to be committed first. So nobody is preempted for a bound, nor while a step with
-///   him is in flight.
+/// - With a step in flight, a plan is empty if a request may need more pages than are free. That
+///   step is to be committed first. So no request is preempted for a bound, or while a step with it
+///   is in flight.
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;
@@ -117,27 +117,28 @@ class Scheduler {
   /// prompt_length < max_model_len. Ids must grow.
   void Add(const NewRequest& request);
 
-  /// Forgets a finished or aborted request and frees what it holds. It may be in steps in flight;
-  /// they are not committed for it.
+  /// Forgets a finished or aborted request and frees what it holds. Steps in flight are not
+  /// committed for it.
   void Remove(RequestId id);
 
-  /// The next step; empty when there is nothing to run. At most one step is in flight: planned and
-  /// not committed. Stays valid until kMostInFlight more were planned, but for the block tables of
-  /// requests that were removed.
+  /// Plans the next step; empty when there is nothing to run. At most one step may be in flight
+  /// (planned and not committed). The plan stays valid until kMostInFlight more were planned, but
+  /// for the block tables of requests that were removed.
   const StepPlan& Plan();
 
-  /// What the oldest step in flight did for a planned request: num_accepted of its drafts were
-  /// right, num_emitted tokens were added (0 when it was not sampled), and num_drafts are to be
-  /// verified next. The request's keys cover its known tokens, and the drafter has seen them. A
-  /// request that has ended may be committed before it is removed: with the tokens up to its end.
+  /// Takes what the oldest step in flight did for a planned request: num_accepted of its drafts
+  /// were right, num_emitted tokens were added (0 when it was not sampled), and num_drafts are to
+  /// be verified next. The request's keys must cover its known tokens, and the drafter must have
+  /// seen them. A request that has ended may be committed before it is removed, with the tokens up
+  /// to its end.
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
-  /// Takes slots and cache from all requests, which are computed again. No step is in flight.
+  /// Takes slots and cache from all requests, which are computed again. No step may be in flight.
   void PreemptAll();
 
-  /// Pages that leave the pool go there, and come back when a request that is admitted needs them.
-  /// It must outlive the scheduler. Its pages are copied during Plan.
+  /// Sets where pages go that leave the pool, and from where they come back when an admitted
+  /// request needs them. `host` must outlive the scheduler. Pages are copied during Plan.
   void SetHostCache(HostCache* host) {
     for (CacheCoordinator& cache : caches_) cache.SetHostCache(host);
   }
@@ -146,8 +147,8 @@ class Scheduler {
   void ForgetPrefixes() {
     for (CacheCoordinator& cache : caches_) cache.ForgetPublished();
   }
-  /// Logs what becomes of published blocks; `log` must outlive the scheduler. Of one cache: of
-  /// several each would tell of its own copy of a block.
+  /// Logs what becomes of published blocks. `log` must outlive the scheduler. There must be one
+  /// cache: several would each tell of their own copy of a block.
   void SetPrefixLog(std::vector<BlockPoolEvent>* log) {
     OUTRIDER_CHECK(caches_.size() == 1);
     caches_.front().SetLog(log);

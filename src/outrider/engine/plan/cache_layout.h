@@ -1,4 +1,5 @@
-// What an engine keeps in the pages of its KV cache, whatever their number.
+// What an engine keeps in the pages of its KV cache. How many pages there are is planned later
+// (cache_plan.h).
 #pragma once
 
 #include <cstdint>

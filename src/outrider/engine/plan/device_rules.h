@@ -1,4 +1,4 @@
-// What a device takes of options and plans: the GPU's rules. A processor takes everything.
+// Which options and plans the GPU takes, as rules. A processor takes everything.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace outrider {
 
-/// Options of an engine, as rules about them read them.
+/// What rules about options read.
 struct AskedOptions {
   const EngineOptions& options;
   const ModelConfig& config;

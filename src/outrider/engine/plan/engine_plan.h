@@ -1,5 +1,6 @@
-// What is decided about an engine before weights are read: a function of options, checkpoints'
-// configs and facts of the machine. Its results are final. cache_plan.h shares out the memory.
+// Decides everything about an engine before weights are read, except the sizes of its memory
+// (cache_plan.h). The plan is a function of options, checkpoints' configs and facts of the machine.
+// Its results are final.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@
 
 namespace outrider {
 
-/// Throws Error if so many ranks cannot share the model, or several do not run it on the device.
+/// Throws Error if the options' ranks cannot share the model, or if the device does not run it on
+/// several.
 void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind device,
                Decisions& decisions);
 
@@ -22,8 +23,9 @@ struct ComputeThreads {
   std::vector<int> processors;  // one for each; empty: they run where the system puts them
 };
 
-/// Threads of all ranks together; `processors`: that this process may use. They are bound to these
-/// where they are just as many: else some processors must be left for others, or shared.
+/// Plans the threads of all ranks together. processors: those that this process may use. Threads
+/// are bound to them if there is one for each; else some must be left for other programs, or
+/// shared.
 ComputeThreads PlanThreads(const EngineOptions& options, const std::vector<int>& processors);
 
 /// The part of one rank: at least one thread.

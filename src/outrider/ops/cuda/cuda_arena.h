@@ -1,6 +1,6 @@
-// The arena of a CudaOps' contexts. Beside the memory of a step it holds what operations keep from
-// call to call: the routing of a layer, and work spaces of attention, each with the plan that was
-// made in it once for all layers of a step that read it.
+// The arena of a CudaOps' contexts. Beside the rows of a step it holds what operations keep from
+// call to call: the routing of a layer, and work spaces of attention. A work space has a plan,
+// which is made once per step for all layers that read it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -52,12 +52,12 @@ struct WorkSpace {
   uint64_t planned_serial = 0;  // of the inputs that the plan is of; 0: none
 };
 
-/// Of absorbed attention.
+/// The work space of absorbed attention.
 struct DecodeWork : WorkSpace {
   MlaDecodeLimits limits = {};
 };
 
-/// Of grouped-query attention.
+/// The work space of grouped-query attention.
 struct GqaWork : WorkSpace {
   GqaLimits limits;
 };
@@ -69,7 +69,7 @@ struct SparsePlan : WorkSpace {
   SparseRows rows;
 };
 
-/// Of listed attention. The plan is of some of a step's rows.
+/// The work space of listed attention. A plan covers a range of a step's rows.
 struct ListedWork : WorkSpace {
   ListedAttentionLimits limits = {};
   const SparsePlan* planned_rows = nullptr;
@@ -93,7 +93,7 @@ struct CompressedPlan : WorkSpace {
   CompressedRows rows;
 };
 
-/// Of compressed attention. The plan is of some of a step's rows.
+/// The work space of compressed attention. A plan covers a range of a step's rows.
 struct CompressedWork : WorkSpace {
   CompressedPlan plan;
   ListedAttentionLimits limits = {};
@@ -115,10 +115,10 @@ class CudaArena : public Arena {
     work.memory = DeviceMemory(bytes, name.data());
     CheckCuda(cudaMemsetAsync(work.memory.data(), 0, bytes, stream_), "clearing the work space");
   }
-  /// Another number whenever memory was replaced, which recorded steps may refer to.
+  /// Changes whenever memory was replaced that recorded steps may refer to.
   int64_t memory_version() const { return memory_version_; }
 
-  /// What attends next plans anew: a recorded step has left other plans.
+  /// Makes every plan anew when it is needed next, as a recorded step has left other plans.
   void ForgetPlans() {
     for (auto& [key, work] : decode) work.planned_serial = 0;
     for (auto& [key, work] : gqa) work.planned_serial = 0;
@@ -148,7 +148,7 @@ class CudaArena : public Arena {
   int64_t memory_version_ = 0;
 };
 
-/// That of a CudaOps' call.
+/// The arena of a CudaOps' call.
 inline CudaArena& ArenaOf(const Context& context) { return static_cast<CudaArena&>(context.arena); }
 
 }  // namespace outrider::cuda

@@ -1,7 +1,7 @@
-// The GPU's BlockSampler. What all draws of a pass read is copied to the device before the first
-// one; a step's draws read the tokens before them at their places (tokens_on_device.h). So the host
-// waits for nothing between steps, and steps can be recorded. A step has room for as many draws as
-// the largest, rounded up (RoundedRows); the device has the true number.
+// The GPU's BlockSampler. All that a pass's draws read is copied to the device before the first
+// draw. A step's draws read the tokens before them at their places (tokens_on_device.h). So the
+// host waits for nothing between steps, and steps can be recorded. Every step has room for as many
+// draws as the largest, rounded up (RoundedRows); the device has the true number.
 //
 // Where distributions of drafts are wanted (rejection sampling), the host draws all of them from
 // rows of logits, as on the CPU.
@@ -61,7 +61,7 @@ class CudaBlockSampler : public BlockSampler {
   size_t zeros_at_ = 0;                // [room]
   std::vector<Sampler> samplers_;      // the host's, one per thread
   std::vector<TokenRef> host_tokens_;  // by draw, of draws on the host
-  // Of all steps [steps, room]; kept to reuse memory.
+  // By step [steps, room]; kept to reuse memory.
   std::vector<int32_t> rows_;
   std::vector<TokenRef> before_;
   std::vector<int32_t> places_;

@@ -1,8 +1,10 @@
-// The GPU's StepSampler. Tokens are drawn on the device, the CPU's from the same logits: what comes
-// back is a token per row, and log-probabilities where they are asked for. Drafts come back with
-// the tokens that verify them. What the kernel does not know is done by the host from rows of
-// logits, as on the CPU: rejection sampling, synthetic acceptance with log-probabilities, and more
-// than kMaxTopLogprobs of them; which requests these are is told by their own fields alone.
+// The GPU's StepSampler. Tokens are drawn on the device. They are those that a CPU draws from equal
+// logits. A token per row comes back, and log-probabilities where they are asked for. Drafts come
+// back with the tokens that verify them.
+//
+// The host draws from rows of logits what the kernel cannot: rejection sampling, synthetic
+// acceptance with log-probabilities, and more than kMaxTopLogprobs of these. A request's own fields
+// alone decide who draws.
 #pragma once
 
 #include <array>
@@ -83,7 +85,7 @@ class CudaSampler : public StepSampler {
   void AddForbidden(int32_t vocab_size);
   /// From all of drawn_rows_.
   RowDrawer::HostResults DrawNow(const Context& context, const HeadRows& rows);
-  /// A copy, which is kept for the next call with the same span.
+  /// Returns a copy on the device, which is kept for the next call with this span.
   const int32_t* OnDevice(std::span<const int32_t> ids);
 
   const CudaOps& ops_;

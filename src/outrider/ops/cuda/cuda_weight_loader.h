@@ -6,8 +6,8 @@
 // tensor; INT4, FP4 and NVFP4. Any other is bf16, rounded once. Random bf16 weights
 // (MakeDummyWeights) are made on the device, with the values that they have on the CPU.
 //
-// Of several ranks each packs its rows of what is cut. Formats and segments of K are the whole
-// weight's.
+// Each of several ranks packs its rows of a weight that is cut. Formats and segments of K are
+// chosen by the whole weight.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -84,7 +84,7 @@ class CudaWeightLoader : public WeightLoader {
   void DeclareVector(const float** out, const std::string& name, int64_t size, const Share& own,
                      float added);
 
-  /// The rank's part of so many rows or columns.
+  /// The rank's part of `size` rows or columns.
   Share OwnShare(Cut cut, int64_t size) const {
     return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
                    form_.place);

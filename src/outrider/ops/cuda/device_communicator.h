@@ -50,15 +50,16 @@ class DeviceCommunicator : public Communicator {
   /// host: among the same ranks; it must outlive this.
   explicit DeviceCommunicator(Communicator& host) : host_(host) {}
 
-  /// All ranks ask for the same number of bytes of one rank's parts, at a time when they can meet.
+  /// Makes room for a rank's parts. All ranks ask for equal numbers of bytes, at a time when they
+  /// can meet.
   virtual void ReserveRecorded(size_t bytes) = 0;
   bool records() const { return records_; }
-  /// Of a gather that is not recorded.
+  /// Runs a gather that is not recorded.
   void Measure(std::span<const GatheredRows> rows);
 
   // How a rank stores its parts: one row after another, each at a multiple of 16 bytes.
 
-  /// Of all parts that a rank stores; of the rank that stores most.
+  /// Bytes of all parts that a rank stores; of the rank that stores most.
   static size_t BytesOf(std::span<const GatheredRows> rows, size_t rank);
   size_t MostBytes(std::span<const GatheredRows> rows) const;
   /// Adds copies of this rank's parts to `post`.

@@ -1,5 +1,5 @@
-// What a Hopper GPU's operations (cuda_ops.h) run. In every build, with or without CUDA:
-// docs/gpu.md is compared with it.
+// What a Hopper GPU's operations (cuda_ops.h) can run. Part of every build, with or without CUDA,
+// as docs/gpu.md is compared with it.
 #pragma once
 
 #include <optional>
@@ -28,11 +28,11 @@ struct AskedNetwork {
   const ModelConfig* drafter = nullptr;  // of a drafter with a checkpoint of its own
 };
 
-/// Of every layer, of the target, its modules and a drafter.
+/// Rules about every layer: of the target, its modules and a drafter.
 std::span<const Rule<LayerSpec>> HopperLayerRules();
-/// Of every checkpoint.
+/// Rules about every checkpoint.
 std::span<const Rule<ModelConfig>> HopperModelRules();
-/// Of all of them together.
+/// Rules about target, modules and drafter together.
 std::span<const Rule<AskedNetwork>> HopperNetworkRules();
 
 /// The first thing that a network asks for and the GPU lacks; nothing: it runs.

@@ -35,8 +35,8 @@ class NcclCommunicator : public DeviceCommunicator {
   std::shared_ptr<Group> group_;
   const CudaOps& ops_;
   DeviceMemory posts_;  // of all ranks, one after another
-  // The same of recorded gathers. Steps that were recorded with one refer to it, so it stays when a
-  // larger one is made.
+  // Memory for the posts of recorded gathers. Recorded steps refer to it, so it stays when larger
+  // memory is made.
   std::vector<DeviceMemory> recorded_;
   // Kept to reuse memory.
   std::vector<ColumnCopy> stores_;

@@ -44,7 +44,7 @@ class PeerCommunicator : public DeviceCommunicator {
 
  private:
   void ReserveRecorded(size_t bytes) override;
-  /// Memory for so many bytes of the parts that this rank stores in this call.
+  /// Memory for `bytes` of the parts that this rank stores in this call.
   std::byte* OwnPost(size_t bytes);
   /// all[i] becomes what rank i has there, among the hosts.
   template <typename T>

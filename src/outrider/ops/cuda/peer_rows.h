@@ -1,5 +1,5 @@
-// CudaOps of several ranks: what brings rows together whose columns the ranks have parts of. With
-// one rank nothing is done.
+// Gathers rows whose columns are shared out among ranks, for CudaOps. With one rank nothing is
+// done.
 #pragma once
 
 #include <cstdint>

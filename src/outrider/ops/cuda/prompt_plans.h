@@ -16,7 +16,7 @@ namespace outrider::cuda {
 /// One thread at a time.
 class PromptPlans {
  public:
-  /// Of a device. The heads of a model are shared by so many ranks.
+  /// Plans for this device. head_ranks: ranks that share a model's heads.
   PromptPlans(int device, int32_t head_ranks) : device_(device), head_ranks_(head_ranks) {}
 
   /// Begins to make one.

@@ -63,7 +63,7 @@ class RowDrawer {
   };
 
   /// Which of the ranks that share a model draw: the first one, while the others make their parts
-  /// of its logits; or all, the same, with a call of each.
+  /// of its logits; or all, each with a call of its own.
   enum class Drawers { kFirst, kAll };
 
   RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode)

@@ -19,8 +19,8 @@ class StagedArrays {
 
   void Clear() { bytes_.clear(); }
 
-  /// Where the array begins: the same whenever the arrays before it have the same lengths. With
-  /// fewer values than `count` the rest are `filling`.
+  /// Adds an array of `count` values: `values`, then `filling`. Returns where it begins, which
+  /// depends only on the lengths of the arrays before it.
   template <typename T>
   size_t Add(std::span<const T> values, size_t count, T filling = {}) {
     constexpr size_t kAlignment = 16;

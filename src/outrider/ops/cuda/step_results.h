@@ -16,10 +16,10 @@ namespace outrider::cuda {
 
 class StepResults {
  public:
-  /// Places for so many tokens, and `bytes` behind them: 256-byte aligned. What results there were
-  /// are lost, tokens are not. Where it needs more memory it waits for the stream.
+  /// Makes room for the places of tokens and `bytes` of results behind them, 256-byte aligned.
+  /// Earlier results are lost, tokens are kept. Waits for the stream if it needs more memory.
   void Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream);
-  /// Another number whenever the memory was moved, which recorded steps refer to.
+  /// Changes whenever memory was moved that recorded steps refer to.
   int64_t memory_version() const { return memory_version_; }
 
   // On the device.

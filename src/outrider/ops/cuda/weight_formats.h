@@ -85,7 +85,7 @@ DType TypeOf(WeightFormat format);
 
 /// Bytes of `count` numbers of a row as PackWeight takes them, an even number of codes of 4 bits.
 int64_t UnpackedBytes(WeightFormat format, int64_t count);
-/// Bytes of the scales of so many columns of a row, of a format of 4 bits.
+/// Bytes of the scales of `cols` columns of a row, in a format of 4 bits.
 int64_t GroupScaleBytes(WeightFormat format, int64_t cols);
 
 /// float32 scales of a part's blocks [ceil(rows / 128), ceil(cols / 128)] or rows [rows], as the
