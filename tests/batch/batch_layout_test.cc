@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <numeric>
 #include <random>
 
@@ -10,6 +11,7 @@ namespace outrider {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr int32_t kBlockSize = 4;
 
@@ -70,13 +72,17 @@ TEST(BatchLayoutTest, DecodesComeFirstByLengthThenPromptsByArrival) {
                                  .Decode(6, 2)
                                  .Build();
   std::vector<int32_t> order;
-  for (const RequestRows& r : layout.requests()) order.push_back(r.work_index);
+  std::vector<int32_t> first_rows;
+  std::vector<int32_t> lengths;
+  for (const RequestRows& r : layout.requests()) {
+    order.push_back(r.work_index);
+    first_rows.push_back(r.first_row);
+    lengths.push_back(r.query_length);
+  }
   EXPECT_THAT(order, ElementsAre(2, 1, 4, 0, 3));
-  EXPECT_EQ(layout.num_decode_requests(), 3);
-  EXPECT_EQ(layout.num_decode_rows(), 7);
+  EXPECT_THAT(first_rows, ElementsAre(0, 1, 4, 7, 12));
+  EXPECT_THAT(lengths, ElementsAre(1, 3, 3, 5, 2));
   EXPECT_EQ(layout.num_rows(), 14);
-  EXPECT_THAT(layout.query_start_loc(), ElementsAre(0, 1, 4, 7, 12, 14));
-  EXPECT_THAT(layout.seq_lens(), ElementsAre(4, 12, 9, 5, 10));
   EXPECT_THAT(layout.logits_rows(), ElementsAre(0, 1, 2, 3, 4, 5, 6, 11));
   EXPECT_EQ(layout.requests()[4].num_logits_rows, 0);
   EXPECT_EQ(layout.requests()[0].slot, 52);
@@ -93,7 +99,7 @@ TEST(BatchLayoutTest, RowsHoldTokensThenDraftsAtTheirPositions) {
 
 TEST(BatchLayoutTest, TokensComputedAgainAreNotSampledBeforeTheLast) {
   const BatchLayout again = LayoutBuilder().Add(Phase::kDecode, 10, 6, 0, false).Build();
-  EXPECT_EQ(again.num_logits_rows(), 0);
+  EXPECT_THAT(again.logits_rows(), IsEmpty());
   const BatchLayout end = LayoutBuilder().Add(Phase::kDecode, 10, 6, 0, true).Build();
   EXPECT_THAT(end.logits_rows(), ElementsAre(5));
 }
@@ -110,7 +116,7 @@ TEST(BatchLayoutTest, PromptRowsThatNeedLogitsAreNotSampled) {
   BatchLayout layout(4);
   layout.Assign({&work, 1});
   EXPECT_EQ(layout.requests()[0].num_prompt_logits_rows, 5);
-  EXPECT_EQ(layout.num_logits_rows(), 0);
+  EXPECT_THAT(layout.logits_rows(), IsEmpty());
   work.phase = Phase::kPromptEnd;
   work.samples = true;
   layout.Assign({&work, 1});
@@ -140,7 +146,7 @@ TEST(BatchLayoutTest, CountsSumAndEveryRowBelongsToOneRequest) {
     }
     const BatchLayout layout = builder.Build();
     ASSERT_EQ(layout.num_rows(), rows);
-    ASSERT_EQ(layout.num_requests(), n);
+    ASSERT_EQ(std::ssize(layout.requests()), n);
     int32_t next_row = 0;
     int32_t next_logits = 0;
     for (const RequestRows& r : layout.requests()) {
@@ -153,7 +159,7 @@ TEST(BatchLayoutTest, CountsSumAndEveryRowBelongsToOneRequest) {
       next_logits += r.num_logits_rows;
     }
     ASSERT_EQ(next_row, rows);
-    ASSERT_EQ(next_logits, layout.num_logits_rows());
+    ASSERT_EQ(next_logits, std::ssize(layout.logits_rows()));
   }
 }
 

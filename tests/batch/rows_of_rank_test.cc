@@ -73,7 +73,6 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   const BatchLayout& own = of_1.layout();
   EXPECT_THAT(own.tokens(), ElementsAre(70, 50, 51, 52, 80, 81));
   EXPECT_THAT(own.positions(), ElementsAre(3, 5, 6, 7, 4, 5));
-  EXPECT_EQ(own.num_decode_rows(), 4);
   EXPECT_THAT(own.slot_mapping(0),
               ElementsAre(1 * 4 + 3, 3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 6 * 4, 6 * 4 + 1));
   EXPECT_THAT(own.slot_mapping(1),

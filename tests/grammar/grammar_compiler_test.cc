@@ -49,7 +49,7 @@ TEST(GrammarCompilerTest, SaysWhatIsWrong) {
            {GrammarKind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"what"}})"},
        }) {
     const std::string error = ErrorOf(kind, text);
-    EXPECT_NE(error, "no error") << GrammarKindName(kind) << " " << text;
+    EXPECT_NE(error, "no error") << "kind " << static_cast<int>(kind) << " " << text;
     EXPECT_GT(error.size(), 5U);
   }
 }

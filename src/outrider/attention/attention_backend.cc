@@ -48,13 +48,6 @@ std::string_view AttentionBackendSummary(AttentionBackend backend) {
   return RowOf(backend).summary;
 }
 
-std::optional<AttentionBackend> FindAttentionBackend(std::string_view name) {
-  for (const AttentionBackend backend : kAllAttentionBackends) {
-    if (AttentionBackendName(backend) == name) return backend;
-  }
-  return std::nullopt;
-}
-
 DecodeKernel DecodeKernelOf(AttentionBackend backend) { return RowOf(backend).kernel; }
 
 bool KeepsExactness(AttentionBackend backend) { return RowOf(backend).exact; }

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 
 #include "outrider/batch/decode_split.h"
@@ -28,9 +27,6 @@ std::string_view AttentionBackendName(AttentionBackend backend);
 
 /// What it does with decode requests, in one clause for people.
 std::string_view AttentionBackendSummary(AttentionBackend backend);
-
-/// The backend of this name, if there is one.
-std::optional<AttentionBackend> FindAttentionBackend(std::string_view name);
 
 /// What the backend's decode kernel takes.
 DecodeKernel DecodeKernelOf(AttentionBackend backend);

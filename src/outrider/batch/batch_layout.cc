@@ -23,7 +23,6 @@ void BatchLayout::Sort(std::span<const RequestWork> work) {
   for (size_t i = 0; i < work.size(); ++i) {
     if (work[i].phase == Phase::kDecode) order_.emplace_back(QueryLength(work[i]), i);
   }
-  num_decode_requests_ = static_cast<int32_t>(order_.size());
   // By (length, index): stable, and mostly done already. std::stable_sort would need memory.
   if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());
   for (size_t i = 0; i < work.size(); ++i) {
@@ -44,8 +43,6 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
   for (std::vector<int64_t>& slots : slot_mapping_) slots.resize(num_rows);
   logits_rows_.resize(num_logits_rows);
   requests_.resize(work.size());
-  seq_lens_.resize(work.size());
-  query_start_loc_.resize(work.size() + 1);
   int32_t row = 0;
   int32_t logits_row = 0;
   for (size_t r = 0; r < order_.size(); ++r) {
@@ -56,8 +53,6 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
     FillRows(work[index], rows);
     row += rows.query_length;
     logits_row += rows.num_logits_rows;
-    seq_lens_[r] = rows.context_length + rows.query_length;
-    query_start_loc_[r + 1] = row;
   }
 }
 

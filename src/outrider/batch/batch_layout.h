@@ -78,13 +78,7 @@ class BatchLayout {
 
   std::span<const CacheGroupSpec> groups() const { return groups_; }
   std::span<const RequestRows> requests() const { return requests_; }
-  int32_t num_requests() const { return static_cast<int32_t>(requests_.size()); }
-  int32_t num_decode_requests() const { return num_decode_requests_; }
   int32_t num_rows() const { return static_cast<int32_t>(tokens_.size()); }
-  int32_t num_decode_rows() const {
-    return query_start_loc_[static_cast<size_t>(num_decode_requests_)];
-  }
-  int32_t num_logits_rows() const { return static_cast<int32_t>(logits_rows_.size()); }
 
   std::span<const TokenRef> tokens() const { return tokens_; }       // [rows]
   std::span<const int32_t> positions() const { return positions_; }  // [rows]
@@ -92,8 +86,6 @@ class BatchLayout {
   std::span<const int64_t> slot_mapping(int32_t group) const {
     return slot_mapping_[static_cast<size_t>(group)];
   }
-  std::span<const int32_t> query_start_loc() const { return query_start_loc_; }  // [requests + 1]
-  std::span<const int32_t> seq_lens() const { return seq_lens_; }  // [requests] context + query
   std::span<const int32_t> logits_rows() const { return logits_rows_; }  // rows that are sampled
 
  private:
@@ -104,14 +96,11 @@ class BatchLayout {
   void FillSlots(const RequestRows& rows, size_t group);
 
   std::vector<CacheGroupSpec> groups_;
-  int32_t num_decode_requests_ = 0;
   std::vector<std::pair<size_t, size_t>> order_;  // of rows: query length, index in the work list
   std::vector<RequestRows> requests_;
   std::vector<TokenRef> tokens_;
   std::vector<int32_t> positions_;
   std::vector<std::vector<int64_t>> slot_mapping_;  // by group
-  std::vector<int32_t> query_start_loc_{0};
-  std::vector<int32_t> seq_lens_;
   std::vector<int32_t> logits_rows_;
 };
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace outrider {
@@ -19,10 +18,6 @@ enum class GrammarKind : uint8_t {
   kToolCalls,      // a structural tag in which tokens added to the vocabulary are no text: only
                    // "token" elements allow them, by their ids
 };
-
-/// "json_object", "json_schema", "regex", "choice", "grammar", "structural_tag": the API's names;
-/// "tool_calls".
-std::string_view GrammarKindName(GrammarKind kind);
 
 struct GrammarSpec {
   GrammarKind kind = GrammarKind::kJsonObject;
