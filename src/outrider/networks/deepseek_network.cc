@@ -8,7 +8,14 @@ DeepSeekNetwork::DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights,
                                  const NetworkOptions& options)
     : DecoderNetwork(std::move(config), options, static_cast<int32_t>(weights.mtp.size())),
       weights_(std::move(weights)) {
-  for (DecoderLayer& layer : weights_.layers) AddRotary(layer);
+  int32_t state_heads = 0;
+  for (DecoderLayer& layer : weights_.layers) {
+    AddRotary(layer);
+    const auto* kda = std::get_if<KdaSpec>(&layer.spec.attention);
+    if (kda == nullptr) continue;
+    layer.first_state_head = state_heads;
+    state_heads += static_cast<int32_t>(kda->heads);
+  }
   for (MtpWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 

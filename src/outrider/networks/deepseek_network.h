@@ -1,5 +1,7 @@
 // A DeepSeek-style network (V2, V3, R1, Kimi-K2, GLM-4.7-Flash): the target, its MTP modules, its
-// head, which the modules share. What heads and modules read are outputs after a norm.
+// head, which the modules share. What heads and modules read are outputs after a norm. Some layers
+// of the target may have linear attention (Kimi-Linear, Ling-3.0). Modules have none, so they leave
+// cache entries and no state.
 #pragma once
 
 #include "outrider/networks/decoder_network.h"

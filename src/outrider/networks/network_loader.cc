@@ -6,7 +6,7 @@
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/networks/deepseek_network.h"
 #include "outrider/networks/deepseek_v4_network.h"
-#include "outrider/networks/hybrid_network.h"
+#include "outrider/networks/hybrid_weights.h"
 #include "outrider/networks/step3p5_network.h"
 
 namespace outrider {
@@ -95,7 +95,7 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
           own, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kKimiLinear:
     case ModelFamily::kBailingHybrid:
-      return std::make_unique<HybridNetwork>(
+      return std::make_unique<DeepSeekNetwork>(
           own, Load<HybridWeights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kEagle3:
       break;
