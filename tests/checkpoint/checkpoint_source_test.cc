@@ -319,8 +319,8 @@ TEST(CheckpointTest, GroupsOfZerosMayHaveAnyFiniteScale) {
 }
 
 TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
-  const auto exact = [](std::vector<float> scales) {
-    const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, '\x31')},
+  const auto exact = [](std::vector<float> scales, char code = '\x31') {
+    const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, code)},
                                  {"a_scale_inv", "F32", {1, 2}, Bytes(scales)}});
     return checkpoint.Open(Fp8Config())->Open({"a", {1, 256}})->exact_in_bfloat16();
   };
@@ -329,7 +329,7 @@ TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
   EXPECT_FALSE(exact({0x1p119F, 1.0F}));
   EXPECT_FALSE(exact({1.0F, 0x1p-118F}));
   EXPECT_FALSE(exact({1.0F, 1.5F}));
-  EXPECT_FALSE(exact({1.0F, 0.0F}));
+  EXPECT_FALSE(exact({1.0F, 0.0F}, '\0'));
 }
 
 TEST(CheckpointTest, Float16AndBfloat16Scales) {
@@ -475,6 +475,43 @@ TEST(CheckpointTest, ScalesMustBeFinite) {
        {"a_scale_inv", "F32", {1, 1}, Bytes(std::vector<float>{INFINITY})}});
   EXPECT_THAT(ErrorOf([&] { checkpoint.Open(Fp8Config())->Open({"a", {1, 1}}); }),
               HasSubstr("model.safetensors: a_scale_inv holds a value that is not finite"));
+}
+
+// Blocks of zeros may have any scale, as long as their codes are zeros, with either sign.
+TEST(CheckpointTest, AScaleOfZeroIsOfZeros) {
+  const std::string zeros = std::string(8, '\0') + std::string(8, '\x80');
+  std::string codes = zeros + zeros;  // [2, 16], blocks of 1 x 8
+  const auto scales = [](std::vector<float> values) {
+    return TensorToWrite{"a_scale_inv", "F32", {2, 2}, Bytes(values)};
+  };
+  const ModelConfig config = Fp8Config(1, 8);
+  const auto open = [&](const TensorToWrite& with) {
+    const Checkpoint checkpoint({{"a", "F8_E4M3", {2, 16}, codes}, with});
+    return ErrorOf([&] { checkpoint.Open(config)->Open({"a", {2, 16}}); });
+  };
+  EXPECT_EQ(open(scales({0, -0.0F, 1, 0})), "nothing was thrown");
+  codes[16 + 15] = 'x';
+  EXPECT_EQ(open(scales({0, -0.0F, 0, 1})), "nothing was thrown");
+  EXPECT_THAT(open(scales({1, 1, 1, 0})),
+              HasSubstr("a_scale_inv holds a scale of zero in row 1, column 1"));
+  // One for each row, one for the tensor, stacked matrices.
+  const auto of_rows = [&](const std::vector<int64_t>& shape, const std::vector<float>& values) {
+    const Checkpoint checkpoint(
+        {{"b.weight", "F8_E4M3", {2, 16}, codes}, {"b.weight_scale", "F32", shape, Bytes(values)}});
+    return ErrorOf([&] { checkpoint.Open(config)->Open({"b.weight", {2, 16}}); });
+  };
+  EXPECT_EQ(of_rows({2}, {0, 1}), "nothing was thrown");
+  EXPECT_THAT(of_rows({2}, {1, 0}),
+              HasSubstr("b.weight_scale holds a scale of zero in row 1, column 0"));
+  EXPECT_THAT(of_rows({1}, {0}),
+              HasSubstr("b.weight_scale holds a scale of zero in row 0, column 0"));
+  const Checkpoint stacked(
+      {{"c", "F8_E4M3", {2, 1, 16}, codes},
+       {"c_scale_inv", "F32", {2, 1, 2}, Bytes(std::vector<float>{0, 0, 1, 0})}});
+  const auto source = stacked.Open(config);
+  source->Open({.name = "c", .shape = {2, 1, 16}, .index = 0});
+  EXPECT_THAT(ErrorOf([&] { source->Open({.name = "c", .shape = {2, 1, 16}, .index = 1}); }),
+              HasSubstr("c_scale_inv holds a scale of zero in row 1, column 1"));
 }
 
 TEST(CheckpointTest, OtherQuantizationsAreRefusedByName) {

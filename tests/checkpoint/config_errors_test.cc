@@ -92,6 +92,10 @@ TEST(ConfigErrorsTest, IndexersOfOtherLayersAreRefused) {
     return ErrorOfText(changed.dump());
   };
   EXPECT_THAT(error("indexer_types", {"full", "shared"}), HasSubstr("\"indexer_types\""));
+  EXPECT_THAT(error("indexer_types", {"full"}),
+              HasSubstr("an element for each of 61 layers is needed"));
+  EXPECT_THAT(error("layer_types", json::array()),
+              HasSubstr("\"layer_types\" is []: an element for each of 61 layers is needed"));
   EXPECT_THAT(error("index_topk_pattern", "FSSF"), HasSubstr("\"index_topk_pattern\""));
   EXPECT_THAT(error("index_topk_freq", 4), HasSubstr("\"index_topk_freq\" is 4"));
   EXPECT_THAT(error("index_head_dim", 32), HasSubstr("\"index_head_dim\" is 32"));

@@ -194,6 +194,27 @@ std::optional<Problem> CheckpointSource::ExamineScales(const ExpectedTensor& ten
       fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
 }
 
+namespace {
+
+/// Whether the e4m3 codes of a block of matrix `index` of a tensor are zeros. rows, cols: the first
+/// one and how many, which may go past the end.
+bool IsBlockOfZeros(const TensorEntry& entry, int64_t index, std::pair<int64_t, int64_t> rows,
+                    std::pair<int64_t, int64_t> cols) {
+  const int64_t num_rows = *(entry.info.shape.end() - 2);
+  const int64_t num_cols = entry.info.shape.back();
+  const int64_t end_row = std::min(rows.first + rows.second, num_rows);
+  std::vector<uint8_t> codes(static_cast<size_t>(std::min(cols.second, num_cols - cols.first)));
+  for (int64_t row = rows.first; row < end_row; ++row) {
+    const int64_t at = (index * num_rows + row) * num_cols + cols.first;
+    entry.file->ReadAt(entry.info.begin + static_cast<uint64_t>(at), codes.size(), codes.data());
+    // A zero may have a sign.
+    if (std::ranges::any_of(codes, [](uint8_t code) { return (code & 0x7f) != 0; })) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 BlockScales CheckpointSource::ReadScales(const TensorEntry& entry, const QuantizedParts& parts,
                                          std::optional<int64_t> index) const {
   const TensorEntry& scales = parts.scales;
@@ -210,6 +231,17 @@ BlockScales CheckpointSource::ReadScales(const TensorEntry& entry, const Quantiz
                    [](float scale) { return std::isfinite(scale); })) {
     throw InvalidArgument("{}: {} holds a value that is not finite", scales.file->path().string(),
                           scales.info.name);
+  }
+  const int64_t per_row = (entry.info.shape.back() + block_cols - 1) / block_cols;
+  for (int64_t i = 0; i < count; ++i) {
+    if (result.values[static_cast<size_t>(i)] != 0 ||
+        IsBlockOfZeros(entry, index.value_or(0), {i / per_row * block_rows, block_rows},
+                       {i % per_row * block_cols, block_cols})) {
+      continue;
+    }
+    throw InvalidArgument("{}: {} holds a scale of zero in row {}, column {}",
+                          scales.file->path().string(), scales.info.name,
+                          index.value_or(0) * rows + i / per_row, i % per_row);
   }
   return result;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -30,6 +31,9 @@ class DeepSeekParser {
  private:
   void ParseAttention();
   void ParseIndexer();
+  /// Refuses a list of layers' kinds, if there is one, that has another or is too short.
+  void ParseLayersOfOneKind(std::string_view key, std::string_view kind,
+                            std::string_view otherwise);
   void ParseRope();
   /// The softmax scale and what else follows from what was read.
   void FinishAttention();
@@ -115,6 +119,18 @@ void DeepSeekParser::ParseAttention() {
   if (from_.model_type == "deepseek_v32" || from_.model_type == "glm_moe_dsa") ParseIndexer();
 }
 
+void DeepSeekParser::ParseLayersOfOneKind(std::string_view key, std::string_view kind,
+                                          std::string_view otherwise) {
+  const json* kinds = from_.text.Find(key);
+  if (kinds == nullptr) return;
+  if (!kinds->is_array() ||
+      std::ranges::any_of(*kinds, [&](const json& one) { return one != json(kind); })) {
+    from_.text.Refuse(key, otherwise);
+  } else if (static_cast<int64_t>(kinds->size()) < num_layers_) {
+    from_.text.Refuse(key, fmt::format("an element for each of {} layers is needed", num_layers_));
+  }
+}
+
 void DeepSeekParser::ParseIndexer() {
   const bool glm = from_.model_type == "glm_moe_dsa";
   IndexerSpec& indexer = mla_.indexer.emplace();
@@ -128,20 +144,11 @@ void DeepSeekParser::ParseIndexer() {
   }
   if (mla_.q_lora == 0) from_.text.Refuse("q_lora_rank", "an indexer reads the queries' latent");
   // What transformers 5 writes.
-  const json* layers = from_.text.Find("layer_types");
-  if (layers != nullptr &&
-      (!layers->is_array() || std::ranges::any_of(*layers, [](const json& type) {
-        return type != "indexed_attention";
-      }))) {
-    from_.text.Refuse("layer_types", "only layers of \"indexed_attention\" are supported");
-  }
+  ParseLayersOfOneKind("layer_types", "indexed_attention",
+                       "only layers of \"indexed_attention\" are supported");
   // GLM-5.2 and later have layers that read what the layer before them chose.
-  const json* types = from_.text.Find("indexer_types");
-  if (types != nullptr && (!types->is_array() || std::ranges::any_of(*types, [](const json& type) {
-        return type != "full";
-      }))) {
-    from_.text.Refuse("indexer_types", "only layers with an indexer of their own, \"full\"");
-  }
+  ParseLayersOfOneKind("indexer_types", "full",
+                       "only layers with an indexer of their own, \"full\"");
   if (from_.text.Find("index_topk_pattern") != nullptr) {
     from_.text.Refuse("index_topk_pattern", "every layer needs an indexer of its own; null");
   }

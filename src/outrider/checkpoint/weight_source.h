@@ -30,7 +30,7 @@ struct ExpectedTensor {
 
 /// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
 /// values[r / block_rows][c / block_cols], of [ceil(rows/block_rows), ceil(cols/block_cols)]
-/// values, all finite.
+/// values, all finite; 0 only for blocks of zeros.
 struct BlockScales {
   int64_t block_rows = 0;
   int64_t block_cols = 0;
