@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "outrider/base/token_order.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/entry_codec.h"
@@ -30,14 +31,15 @@ void LayerNorm(const Context& context, MatrixView<float> x, const float* weight,
 }
 
 /// Writes the numbers of the `top_k` largest scores to `chosen`, rising; the lower one of equals.
+/// NaN is smaller than all.
 void ChooseLargest(const std::vector<float>& scores, int32_t top_k, std::vector<int32_t>& order,
                    int32_t* chosen) {
   order.resize(scores.size());
   std::iota(order.begin(), order.end(), 0);
   std::nth_element(order.begin(), order.begin() + top_k - 1, order.end(),
                    [&](int32_t a, int32_t b) {
-                     const float of_a = scores[static_cast<size_t>(a)];
-                     const float of_b = scores[static_cast<size_t>(b)];
+                     const uint32_t of_a = OrderKey(scores[static_cast<size_t>(a)]);
+                     const uint32_t of_b = OrderKey(scores[static_cast<size_t>(b)]);
                      return of_a != of_b ? of_a > of_b : a < b;
                    });
   std::copy_n(order.begin(), top_k, chosen);
@@ -103,7 +105,7 @@ SelectedEntries CpuOps::SelectEntries(const Context& context, const StepInputs& 
       float score = 0;
       for (int32_t h = 0; h < args.heads; ++h) {
         const float dot = LaneDot(scratch.values.data() + int64_t{h} * dim, keys[s].row(j), dim);
-        score += std::max(dot, 0.0F) * weights.row(row)[h];
+        score += std::max(0.0F, dot) * weights.row(row)[h];  // 0 of NaN, as on a GPU
       }
       scratch.scores[static_cast<size_t>(j)] = score;
     }
