@@ -64,7 +64,7 @@ Microseconds TimeRows(const Context& context, const CudaOps& ops, int64_t rows, 
     ops.Synchronize();
     ranks.Meet();
     CheckCuda(cudaEventRecord(begin, ops.stream()), "an event");
-    replayer->Run(RunKey(), {}, exchange);
+    replayer->Run(context, RunKey(), {}, [&](const Context&) { exchange(); });
     CheckCuda(cudaEventRecord(end, ops.stream()), "an event");
     ops.Synchronize();
     float milliseconds = 0;

@@ -181,7 +181,7 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   }
   inside.model =
       LoadNetwork(config, mtp, *source, WeightFormOf(options),
-                  {{*ops, inside.pool.get(), inside.ranks.get()},
+                  {{*ops, inside.pool.get(), inside.ranks.get(), inside.between_launches.get()},
                    options.dtype,
                    AttentionPlan(options.attention_backend, 1 + k,
                                  RowPathsOf(config.first_cached_layer(), options.cache_form),
@@ -328,6 +328,16 @@ struct Generated {
 inline RequestId Submit(Engine& engine, GenerationRequest request, Generated* out) {
   return engine.Submit(std::move(request),
                        [out](RequestId, OutputDelta&& delta) { out->Take(std::move(delta)); });
+}
+
+/// What the engine says of a request that it does not take; "": it takes it.
+inline std::string RefusalOf(Engine& engine, const GenerationRequest& request) {
+  try {
+    engine.Submit(request, [](RequestId, OutputDelta&&) {});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 inline void RunUntilIdle(Engine& engine) {

@@ -15,8 +15,9 @@ namespace {
 /// Keeps what it was given, as a device may that copies it later.
 class KeepingInputs : public cpu::CpuStepInputs {
  public:
-  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
-    CpuStepInputs::Assign(layout, plan, count);
+  void AssignRows(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                  std::span<const int32_t> places) override {
+    CpuStepInputs::AssignRows(layout, plan, count, places);
     layout_ = &layout;
     plan_ = &plan;
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,13 +43,12 @@ class TokenKeepingOps : public cpu::CpuOps {
   /// The ones of these that were read while the next was being launched.
   int64_t num_read_while_launching() const { return num_read_while_launching_; }
 
-  void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
   void Multiply(const Context& context, std::span<const Product> products) const override {
     CpuOps::Multiply(context, products);
-    if (!look_) return;
+    if (context.between_launches == nullptr || !*context.between_launches) return;
     // In about every second step the results are there, somewhere in the middle of it.
     results_are_there_ = ++num_looks_ % 41 == 0;
-    look_();
+    context.PauseLaunching();
     results_are_there_ = false;
   }
 
@@ -96,8 +94,10 @@ class TokenKeepingOps : public cpu::CpuOps {
    public:
     explicit KeepingStepInputs(const TokenKeepingOps& ops) : ops_(ops) {}
 
-    void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
-                     std::span<const int32_t> places) override {
+   protected:
+    void AssignRows(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                    std::span<const int32_t> places) override {
+      if (places.empty()) return CpuStepInputs::AssignRows(layout, plan, count, {});
       OUTRIDER_CHECK(std::cmp_equal(places.size(), layout.num_rows()));
       std::vector<RequestWork> work;
       for (const RequestRows& rows : layout.requests()) {
@@ -117,7 +117,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       layout_->Assign(work);
       plan_.emplace(plan);
       plan_->Assign(*layout_);
-      Assign(*layout_, *plan_, count);
+      CpuStepInputs::AssignRows(*layout_, *plan_, count, {});
     }
 
    private:
@@ -255,7 +255,6 @@ class TokenKeepingOps : public cpu::CpuOps {
   mutable int64_t num_later_ = 0;
   mutable int64_t num_unread_ = 0;
   mutable int64_t num_read_while_launching_ = 0;
-  mutable std::function<void()> look_;
   mutable int64_t num_looks_ = 0;
   mutable bool results_are_there_ = false;
 };

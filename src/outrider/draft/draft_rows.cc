@@ -40,19 +40,14 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
       parts_[2 * w + 1].first_position = windows[w].end;
     }
   }
-  const auto moved = [](const DraftWindow& window) {
-    return window.moved_place >= 0 && window.start < window.end;
-  };
-  if (std::ranges::none_of(windows, moved)) {
-    inputs_->Assign(layout_, plan_, RowCount::kRounded);
-    return;
-  }
-  moved_places_.assign(static_cast<size_t>(layout_.num_rows()), -1);
+  moved_places_.clear();
   for (size_t w = 0; w < windows.size(); ++w) {
-    if (!moved(windows[w])) continue;
-    moved_places_[static_cast<size_t>(RowOf(w, windows[w].start))] = windows[w].moved_place;
+    const DraftWindow& window = windows[w];
+    if (window.moved_place < 0 || window.start == window.end) continue;
+    moved_places_.resize(static_cast<size_t>(layout_.num_rows()), -1);
+    moved_places_[static_cast<size_t>(RowOf(w, window.start))] = window.moved_place;
   }
-  inputs_->AssignMoved(layout_, plan_, RowCount::kRounded, moved_places_);
+  inputs_->Assign(layout_, plan_, RowCount::kRounded, moved_places_);
 }
 
 void DraftRows::Shift(std::span<const DraftWindow> windows) {

@@ -124,7 +124,7 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
     rank.probabilistic_drafts = options_.speculation.probabilistic_drafts;
     rank.logprobs_mode = options_.logprobs_mode;
     rank.num_slots = options_.max_num_seqs;
-    devices_.push_back({ops, rank.pool.get(), rank.ranks.get()});
+    devices_.push_back({ops, rank.pool.get(), rank.ranks.get(), rank.between_launches.get()});
   }
   weights_ = Read(checkpoints_, progress);
   checkpoints_.model.reset();

@@ -1,8 +1,9 @@
-// One device's part of a step: network, cache, drafter and sampler on it. A rank runs what the step
-// runner lays out and decides nothing about requests. Ranks that share a model all run the same
-// layouts (rank_team.h). The first writes results. Where a device keeps tokens, every rank draws
-// them by itself; else the first does, the others make their parts of its logits, and get from it
-// the drafts that they go on with.
+// One device's part of a step: its network, cache, drafter and sampler. A rank runs what the step
+// runner lays out and decides nothing about requests. All ranks that share a model run every layout
+// (rank_team.h). The first one writes results.
+//
+// Where devices keep tokens, every rank draws them by itself. Elsewhere the first rank draws, from
+// logits of which the others make their parts, and tells the others the drafts.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +29,12 @@
 namespace outrider {
 
 struct RankParts {
-  std::unique_ptr<Ops> ops;  // the model's, if it is the engine's own; all below may use it
+  std::unique_ptr<Ops> ops;  // the model's, where the engine owns them; the members below use them
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Communicator> ranks;  // with the others that share the model; null: there is one
   std::vector<int> processors;          // of the pool's threads; empty: any
+  /// The device's: the model's and the drafter's passes call it.
+  std::unique_ptr<BetweenLaunches> between_launches = std::make_unique<BetweenLaunches>();
   std::unique_ptr<Network> model;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Drafter> drafter;  // null: no speculation
@@ -47,10 +50,11 @@ class Rank {
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
-  /// What it was made of; it can only be destroyed afterwards.
+  /// Returns what it was made of. It can only be destroyed afterwards.
   RankParts TakeApart() &&;
 
   const Ops& ops() const { return parts_.model->device().ops; }
+  void SetBetweenLaunches(BetweenLaunches call) { *parts_.between_launches = std::move(call); }
   const Network& model() const { return *parts_.model; }
   const KvCache& cache() const { return *parts_.cache; }
   int32_t num_slots() const { return parts_.num_slots; }
@@ -125,9 +129,10 @@ class Rank {
     return parts_.cache->page(OwnPage(page, cache_place().ranks));
   }
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
-  /// On ranks whose results nobody reads: waits for those of LaunchVerify, but the last `left`.
+  /// On ranks whose results nobody reads: waits for the results of LaunchVerify, up to the last
+  /// `left`.
   void WaitForUnread(size_t left);
-  /// On these ranks: their host has all tokens then that the first one's has.
+  /// On ranks whose results nobody reads: lets the host read the tokens that the first one's has.
   void ReadTokens();
 
   RankParts parts_;

@@ -71,9 +71,8 @@ bool StepRunner::Ready(Ticket ticket) const {
 }
 
 void StepRunner::WhileLaunching(const std::function<void()>& look) {
-  const Ops& ops = first().ops();
-  if (!look) return ops.WhileLaunching({});
-  ops.WhileLaunching([this, look] {
+  if (!look) return first().SetBetweenLaunches({});
+  first().SetBetweenLaunches([this, look] {
     double seconds = 0;
     {
       const Stopwatch watch(seconds);

@@ -19,17 +19,16 @@ DeepSeekNetwork::DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights,
   for (MtpWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 
-void DeepSeekNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                                const TargetTaps& taps) {
-  const Context context = MakeContext();
+void DeepSeekNetwork::RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache,
+                                Tensor hidden, const TargetTaps& taps) {
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
   RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
             NormTo(weights_.final_norm, hidden.Rows(0, x.rows)));
 }
 
-void DeepSeekNetwork::RunMtp(const ModulePass& pass, KvCache& cache) {
+void DeepSeekNetwork::RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) {
   const MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
-  RunModule(MakeContext(), weights_.embedding, w, pass, cache,
+  RunModule(context, weights_.embedding, w, pass, cache,
             NormTo(w.output_norm, pass.hidden.Rows(0, pass.outputs.num_rows())));
 }
 

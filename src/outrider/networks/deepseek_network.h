@@ -16,9 +16,9 @@ class DeepSeekNetwork : public DecoderNetwork {
   const TokenTable& embedding() const override { return weights_.embedding; }
 
  private:
-  void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
+  void RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  const TargetTaps& taps) override;
-  void RunMtp(const ModulePass& pass, KvCache& cache) override;
+  void RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
 

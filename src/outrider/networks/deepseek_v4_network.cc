@@ -37,9 +37,8 @@ DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weigh
   for (const DeepSeekV4MtpWeights& w : weights_.mtp) layers_.Add(this->config(), index++, w.layer);
 }
 
-void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                                  const TargetTaps& taps) {
-  const Context context = MakeContext();
+void DeepSeekV4Network::RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache,
+                                  Tensor hidden, const TargetTaps& taps) {
   auto step = layers_.MakeStep(context, inputs, cache);
   std::span<const LayerTap> layer_taps = taps.layers;
   const int64_t width = layers_.hidden_size();
@@ -62,9 +61,8 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
   if (!in_place) context.ops.Copy(context, streams, kept);
 }
 
-void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
+void DeepSeekV4Network::RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) {
   OUTRIDER_CHECK(!weights_.mtp.empty(), "a DSpark drafter runs its stages itself");
-  const Context context = MakeContext();
   const Ops& ops = context.ops;
   const DeepSeekV4MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
   const size_t layer = weights_.layers.size() + static_cast<size_t>(pass.m);

@@ -26,9 +26,9 @@ class DeepSeekV4Network : public Network {
   const DeepSeekV4Weights& weights() const { return weights_; }
 
  private:
-  void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
+  void RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  const TargetTaps& taps) override;
-  void RunMtp(const ModulePass& pass, KvCache& cache) override;
+  void RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
 

@@ -61,12 +61,11 @@ void DSparkDraftModel::Forward(const ModulePass& pass, KvCache& cache) {
   const Stopwatch watch(busy_seconds_);
   RunKey key;
   AddTo(key, pass, cache);
-  const auto run = [&] { RunForward(pass, cache); };
-  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+  const auto run = [&](const Context& context) { RunForward(context, pass, cache); };
+  replayer_->Run(MakeOwnContext(), key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
 }
 
-void DSparkDraftModel::RunForward(const ModulePass& pass, KvCache& cache) {
-  const Context context = MakeOwnContext();
+void DSparkDraftModel::RunForward(const Context& context, const ModulePass& pass, KvCache& cache) {
   const Scratch::Frame frame(context.arena);
   const int64_t num_entries = pass.entries.num_rows();
   const int64_t num_outputs = pass.outputs.num_rows();
@@ -117,8 +116,7 @@ void DSparkDraftModel::BaseLogits(Tensor hidden, std::span<const int32_t> rows, 
   HeadOf(context, x, logits);
 }
 
-void DSparkDraftModel::RunDraws(Tensor hidden, const DrawMemory& memory) {
-  const Context context = MakeOwnContext();
+void DSparkDraftModel::RunDraws(const Context& context, Tensor hidden, const DrawMemory& memory) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const Tensor x = memory.pairs.Columns(0, width());
@@ -147,14 +145,15 @@ void DSparkDraftModel::DrawBlocks(Tensor hidden, const BlockDraws& draws,
   const Stopwatch watch(busy_seconds_);
   sampler_->Assign(draws);
   const DrawMemory memory = MemoryFor(sampler_->num_rows());
-  const auto run = [&] { RunDraws(hidden, memory); };
+  const Context own = MakeOwnContext();
+  const auto run = [&](const Context& context) { RunDraws(context, hidden, memory); };
   if (sampler_->launches_only()) {
     RunKey key;
     key.Add(hidden).Add(memory.pairs).Add(memory.logits).Add(memory.chances);
     sampler_->AddTo(key);
-    replayer_->Run(key, {}, std::ref(run));
+    replayer_->Run(own, key, {}, std::ref(run));
   } else {
-    run();
+    run(own);
   }
   KeepRows(draws);
   sampler_->TakeTokens(tokens);
@@ -175,11 +174,11 @@ void DSparkDraftModel::ForwardAndDraw(const ModulePass& pass, KvCache& cache,
   AddTo(key, pass, cache);
   key.Add(memory.pairs).Add(memory.logits).Add(memory.chances);
   sampler_->AddTo(key);
-  const auto run = [&] {
-    RunForward(pass, cache);
-    RunDraws(hidden, memory);
+  const auto run = [&](const Context& context) {
+    RunForward(context, pass, cache);
+    RunDraws(context, hidden, memory);
   };
-  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+  replayer_->Run(MakeOwnContext(), key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
   KeepRows(draws);
   sampler_->TakeTokens(tokens);
 }

@@ -51,8 +51,8 @@ class DSparkDraftModel : public BlockDraftModel {
   Context MakeOwnContext() { return MakeContext(network_.operand_dtype()); }
   /// x [rows, hidden], all of them in order.
   void HeadOf(const Context& context, Tensor x, Tensor logits);
-  void RunForward(const ModulePass& pass, KvCache& cache);
-  void RunDraws(Tensor hidden, const DrawMemory& memory);
+  void RunForward(const Context& context, const ModulePass& pass, KvCache& cache);
+  void RunDraws(const Context& context, Tensor hidden, const DrawMemory& memory);
   /// Notes where the draws' confidences are.
   void KeepRows(const BlockDraws& draws);
   void AddTo(RunKey& key, const ModulePass& pass, KvCache& cache) const;

@@ -116,12 +116,12 @@ void Eagle3DraftModel::Forward(const ModulePass& pass, KvCache& cache) {
   const Stopwatch watch(busy_seconds_);
   RunKey key;
   key.Add(cache.layer(0).data).Add(pass.previous).Add(pass.hidden);
-  const auto run = [&] { Run(pass, cache); };
-  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+  const auto run = [&](const Context& context) { Run(context, pass, cache); };
+  replayer_->Run(MakeContext(operand_dtype_), key, std::array{&pass.entries, &pass.outputs},
+                 std::ref(run));
 }
 
-void Eagle3DraftModel::Run(const ModulePass& pass, KvCache& cache) {
-  const Context context = MakeContext(operand_dtype_);
+void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCache& cache) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const int64_t entries = pass.entries.num_rows();

@@ -59,7 +59,7 @@ class Eagle3DraftModel : public DraftModel {
   void Logits(Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
  private:
-  void Run(const ModulePass& pass, KvCache& cache);
+  void Run(const Context& context, const ModulePass& pass, KvCache& cache);
   /// What the head reads, in the arena.
   HeadRows BeforeHead(const Context& context, Tensor hidden, std::span<const int32_t> rows);
 

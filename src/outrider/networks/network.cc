@@ -161,8 +161,8 @@ void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
   RunKey key;
   key.Add(kTarget).Add(cache.layer(0).data).Add(hidden).Add(taps.experts.ids);
   for (const LayerTap& tap : layers) key.Add(tap.layer).Add(tap.out);
-  const auto run = [&] { RunTarget(inputs, cache, hidden, taps); };
-  replayer_->Run(key, std::array{&inputs}, std::ref(run));
+  const auto run = [&](const Context& context) { RunTarget(context, inputs, cache, hidden, taps); };
+  replayer_->Run(MakeContext(), key, std::array{&inputs}, std::ref(run));
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
@@ -183,8 +183,10 @@ void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs&
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
   RunKey key;
   key.Add(m).Add(cache.layer(0).data).Add(previous).Add(hidden);
-  const auto run = [&] { RunMtp({m, entries, outputs, previous, hidden}, cache); };
-  replayer_->Run(key, std::array{&entries, &outputs}, std::ref(run));
+  const auto run = [&](const Context& context) {
+    RunMtp(context, {m, entries, outputs, previous, hidden}, cache);
+  };
+  replayer_->Run(MakeContext(), key, std::array{&entries, &outputs}, std::ref(run));
 }
 
 void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {

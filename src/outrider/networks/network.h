@@ -157,9 +157,9 @@ class Network {
  protected:
   Network(ModelConfig config, NetworkOptions options, int32_t num_modules);
 
-  virtual void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                         const TargetTaps& taps) = 0;
-  virtual void RunMtp(const ModulePass& pass, KvCache& cache) = 0;
+  virtual void RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache,
+                         Tensor hidden, const TargetTaps& taps) = 0;
+  virtual void RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) = 0;
   /// The head of a module or of kTarget, and what it reads in place of `hidden`.
   virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                                  std::span<const int32_t> rows) = 0;

@@ -12,9 +12,8 @@ Step3p5Network::Step3p5Network(ModelConfig config, Step3p5Weights weights,
   for (Step3p5ModuleWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 
-void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
-                               const TargetTaps& taps) {
-  const Context context = MakeContext();
+void Step3p5Network::RunTarget(const Context& context, const StepInputs& inputs, KvCache& cache,
+                               Tensor hidden, const TargetTaps& taps) {
   // What is handed over is the residual stream, rounded where the device's rows are.
   const Tensor out = hidden.Rows(0, inputs.num_rows());
   const bool in_place = out.dtype == DType::kF32;
@@ -23,8 +22,7 @@ void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor 
   if (!in_place) context.ops.Copy(context, x, out);
 }
 
-void Step3p5Network::RunMtp(const ModulePass& pass, KvCache& cache) {
-  const Context context = MakeContext();
+void Step3p5Network::RunMtp(const Context& context, const ModulePass& pass, KvCache& cache) {
   const Tensor x = RunModule(context, weights_.embedding, weights_.mtp[static_cast<size_t>(pass.m)],
                              pass, cache, {});
   if (x.rows == 0) return;

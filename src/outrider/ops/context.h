@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "outrider/base/dtype.h"
 #include "outrider/base/scratch.h"
@@ -13,27 +14,33 @@ namespace outrider {
 
 class Ops;
 
-/// Memory of the device for what a step leaves behind it. Operations may keep in it what they need
-/// from call to call: a device then has its own kind (Ops::MakeArena).
+/// A device's work space: memory for rows between operations. Operations may keep in it what they
+/// need from call to call; such a device has its own kind of arena (Ops::MakeArena).
 class Arena : public Scratch {
  public:
   using Scratch::Scratch;
   virtual ~Arena() = default;
 };
 
+/// What a device that runs beside the host calls now and then between the launches of a long pass;
+/// empty: nothing. It may wait for results of a sampler that are ready, no more.
+using BetweenLaunches = std::function<void()>;
+
 /// What runs operations.
 struct Device {
   const Ops& ops;
   ThreadPool* pool = nullptr;     // null: a device that needs no threads of the host
   Communicator* ranks = nullptr;  // with the devices that share a model; null: this one has all
+  const BetweenLaunches* between_launches = nullptr;  // null: nothing is called
 
   RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 };
 
 struct Context {
   const Ops& ops;
-  ThreadPool* pool;     // the device's
-  Communicator* ranks;  // the device's
+  ThreadPool* pool;                         // the device's
+  Communicator* ranks;                      // the device's
+  const BetweenLaunches* between_launches;  // the device's
   Arena& arena;
   DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
 
@@ -41,20 +48,26 @@ struct Context {
       : ops(device.ops),
         pool(device.pool),
         ranks(device.ranks),
+        between_launches(device.between_launches),
         arena(arena_),
         operand_dtype(operand_dtype_) {}
 
-  /// Which of the ranks that share the model this is.
+  /// This rank's number, and how many share the model.
   RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 
   /// A context for work in which no other rank takes part.
-  Context Alone() const { return {{ops, pool}, arena, operand_dtype}; }
+  Context Alone() const { return {{ops, pool, nullptr, between_launches}, arena, operand_dtype}; }
+
+  /// Calls between_launches, if there is something to call. Operations do where a pass may be long.
+  void PauseLaunching() const {
+    if (between_launches != nullptr && *between_launches) (*between_launches)();
+  }
 
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
 
-  /// Uninitialised rows that products and attention read: of the type in which the device reads
-  /// them (Ops::activation_type).
+  /// Uninitialised rows that products and attention read, of the device's type for them
+  /// (Ops::activation_type).
   Tensor Activations(int64_t rows, int64_t cols) const;
 };
 

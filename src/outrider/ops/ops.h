@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -43,8 +42,8 @@ struct Product {
   bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
   float limit = static_cast<float>(kNoActivationLimit);
   bool float32 = false;  // a CPU does not round operands (routers); a GPU's are bfloat16 anyway
-  /// W is so many matrices [N / groups, K] below one another, N / groups a multiple of 16, each for
-  /// its own columns of x [rows, groups * K]. Without silu_mul.
+  /// W is `groups` matrices [N / groups, K] below one another. Each multiplies its own columns of
+  /// x [rows, groups * K]. N / groups is a multiple of 16. Without silu_mul.
   int32_t groups = 1;
 };
 
@@ -72,12 +71,12 @@ class Ops {
 
   virtual std::string_view name() const = 0;
 
-  /// Before the first call on a thread, where operations of several devices are used: the device is
-  /// the thread's from then on.
+  /// Makes the device the calling thread's. Called before a thread's first operation, where the
+  /// process uses several devices.
   virtual void UseOnThisThread() const {}
 
-  // Facets; null where the device lacks them. A network that needs one is refused before anything
-  // is loaded (support.h).
+  // Facets. Null: the device lacks it; a network that needs it is refused before anything is loaded
+  // (support.h).
 
   virtual const MlaOps* mla() const { return nullptr; }
   virtual const PerHeadMlaOps* mla_per_head() const { return nullptr; }
@@ -94,31 +93,29 @@ class Ops {
   /// Says how much memory of its own a device has.
   virtual DeviceMemoryState memory() const { return {}; }
 
-  /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.
-  /// `look` may wait for a sampler's results that are ready, no more. By default it is never
-  /// called.
-  virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
-
-  /// Stops the idle clock until work begins again: there are no requests.
+  /// Stops the idle clock until work begins again. Called when there are no requests.
   virtual void PauseIdleClock() const {}
-  /// Seconds in which a device that runs beside the host had no work, without the pauses; else 0.
+  /// Seconds in which a device that runs beside the host had no work, pauses not counted. 0 for
+  /// other devices.
   virtual double idle_seconds() const { return 0; }
 
   /// The type of rows between operations that products and attention read: kF32, or kBF16 where
   /// these round their operands to it. Other rows are float32.
   virtual DType activation_type() const = 0;
 
-  /// Rows that an MLP takes at a time, which bounds the memory for what is inside it.
+  /// Rows that an MLP takes at a time. This bounds the memory for its inner rows.
   virtual int64_t mlp_tile() const = 0;
 
   /// Memory of the device, zeroed. Throws Error when it has no more.
   virtual Buffer Allocate(size_t bytes) const = 0;
 
-  /// Copies bytes of the device's memory to the host's once what was launched has run, and back for
-  /// what is launched from now on. Return when they are copied.
+  /// Copies bytes of the device's memory to the host's, after all that was launched. Returns when
+  /// they are copied.
   virtual void CopyToHost(const std::byte* from, std::span<std::byte> to) const {
     std::memcpy(to.data(), from, to.size());
   }
+  /// Copies bytes to the device's memory, before all that is launched later. Returns when they are
+  /// copied.
   virtual void CopyFromHost(std::span<const std::byte> from, std::byte* to) const {
     std::memcpy(to, from.data(), from.size());
   }
@@ -128,32 +125,33 @@ class Ops {
     return std::make_unique<Arena>([this](size_t bytes) { return Allocate(bytes); });
   }
 
-  /// What packs weights for these operations. The source must outlive it.
+  /// Makes what packs weights for these operations. The source must outlive it.
   virtual std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                          const WeightForm& form) const = 0;
 
-  /// Memory for the inputs of steps.
+  /// Makes memory for the inputs of steps.
   virtual std::unique_ptr<StepInputs> MakeStepInputs() const = 0;
 
-  /// What runs the passes of a network in such a context: of these ranks, in this arena, which must
-  /// outlive it, as the operations must.
+  /// Makes what runs the passes of a network, with this context's ranks and arena. The arena and
+  /// the operations must outlive it.
   virtual std::unique_ptr<Replayer> MakeReplayer(const Context& /*context*/) const {
     return std::make_unique<PlainReplayer>();
   }
 
-  /// What draws the tokens of steps on `device`, whose operations these are; `verifier` says how
-  /// drafts are verified.
+  /// Makes what draws the tokens of steps on `device`, whose operations these are. `verifier` says
+  /// how drafts are verified.
   virtual std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                                    const Verifier& verifier) const = 0;
 
   // Tokens that stay on a device that runs beside the host (tokens_on_device.h).
 
-  /// Places for so many tokens, before any is drawn.
+  /// Makes `count` places for tokens. Called before the first token is drawn.
   virtual void KeepTokens(int32_t /*count*/) const {}
-  /// The host reads all drafts that were drawn: it waits for the device. StepSampler::Verify reads
-  /// them too.
+  /// Lets the host read all drafts that were drawn, which waits for the device. StepSampler::Verify
+  /// reads them too.
   virtual void ReadTokens() const {}
-  /// The token, also where it is a draft on the device; none was drawn since the host read them.
+  /// The token, which may be a draft on the device. The host must have read all drafts
+  /// (ReadTokens).
   virtual int32_t ReadToken(TokenRef token) const { return token.token(); }
 
   // Rows.
@@ -163,7 +161,7 @@ class Ops {
   virtual void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
                      bool zero_first, Tensor x) const = 0;
 
-  /// cos and sin of position * frequency, times `magnitude`; memory of the arena.
+  /// Returns cos and sin of position * frequency, times `magnitude`, in the arena's memory.
   virtual Rotary MakeRotary(const Context& context, std::span<const float> frequencies,
                             float magnitude, bool interleaved, const StepInputs& inputs) const = 0;
 
@@ -186,9 +184,9 @@ class Ops {
   virtual void CopyRows(const Context& context, Tensor from, Tensor to,
                         const RowCopies& copies) const = 0;
 
-  /// Every row of x in `runs` becomes that of the rank that has it, on all ranks. Of devices on
-  /// which ranks may have the cache of their own requests (StepInputs::own).
-  virtual void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const;
+  /// Gives every rank the rows of x that `runs` names, each from the rank that has it
+  /// (StepInputs::own).
+  virtual void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const = 0;
 
   /// to = x, row after row, in the host's memory.
   virtual void ToHost(const Context& context, Tensor x, std::span<float> to) const = 0;
@@ -204,20 +202,15 @@ class Ops {
 
   virtual void Multiply(const Context& context, std::span<const Product> products) const = 0;
 
-  /// logits[i] = W x[rows[i]], of the weight's first logits.cols rows.
+  /// logits[i] = W x[rows[i]], where W stands for the weight's first logits.cols rows.
   virtual void Head(const Context& context, Tensor x, std::span<const int32_t> rows,
                     const Weight& w, Tensor logits) const = 0;
 
-  /// The place of the largest of the first `num_tokens` logits of each row, the lowest of equals;
-  /// -1 where the largest is infinite or one is NaN. No logits are stored.
+  /// tokens[i] = where the largest of the first `num_tokens` logits of row i is, the lowest place
+  /// among equals; -1 where the largest is infinite or one is NaN. No logits are stored.
   virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                           const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
 };
-
-inline void Ops::ShareRows(const Context& /*context*/, Tensor /*x*/,
-                           std::span<const RankRun> /*runs*/) const {
-  OUTRIDER_CHECK(false, "a device whose ranks share all caches");
-}
 
 inline Tensor Context::Activations(int64_t rows, int64_t cols) const {
   if (ops.activation_type() == DType::kF32) return Rows(rows, cols);

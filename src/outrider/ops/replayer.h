@@ -7,14 +7,15 @@
 #include <functional>
 #include <span>
 
+#include "outrider/ops/context.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/step_inputs.h"
 #include "outrider/ops/tensor.h"
 
 namespace outrider {
 
-/// What a run is of, beside its inputs. Runs with equal keys and inputs of equal shapes launch the
-/// same operations on the same memory.
+/// Tells one run of operations from another, beside its inputs. Runs with equal keys and inputs of
+/// equal shapes launch equal operations on equal memory.
 class RunKey {
  public:
   RunKey& Add(int64_t number) {
@@ -38,31 +39,34 @@ class RunKey {
   boost::container::small_vector<uint64_t, 64> numbers_;  // made anew in every pass
 };
 
-/// Since the replayer was made.
+/// Runs since the replayer was made.
 struct ReplayCounts {
-  int64_t repeated = 0;
-  int64_t launched = 0;  // one by one, those that were recorded included
+  int64_t repeated = 0;  // from a recording
+  int64_t launched = 0;  // operation by operation, runs that were recorded meanwhile included
 };
+
+/// Launches the operations of a run in this context.
+using Pass = std::function<void(const Context&)>;
 
 class Replayer {
  public:
   virtual ~Replayer() = default;
 
-  /// Calls run(), or does what it did in an earlier call. run() must launch operations only, whose
-  /// results the host does not read. Only runs over inputs with RowCount::kRounded and without
-  /// expanded rows are recorded.
-  virtual void Run(const RunKey& key, std::span<const StepInputs* const> inputs,
-                   const std::function<void()>& run) = 0;
+  /// Calls run with `context` or one in its place that records, or repeats what an earlier call of
+  /// it launched. It must launch operations only. The host must not read their results in it. Only
+  /// runs over inputs with RowCount::kRounded and without expanded rows are recorded.
+  virtual void Run(const Context& context, const RunKey& key,
+                   std::span<const StepInputs* const> inputs, const Pass& run) = 0;
 
   virtual ReplayCounts counts() const = 0;
 };
 
-/// For devices that do not record.
+/// Calls every run: for devices that do not record.
 class PlainReplayer : public Replayer {
  public:
-  void Run(const RunKey& /*key*/, std::span<const StepInputs* const> /*inputs*/,
-           const std::function<void()>& run) override {
-    run();
+  void Run(const Context& context, const RunKey& /*key*/,
+           std::span<const StepInputs* const> /*inputs*/, const Pass& run) override {
+    run(context);
     ++launched_;
   }
   ReplayCounts counts() const override { return {.launched = launched_}; }

@@ -1,6 +1,6 @@
-// What operations read of the rows of a step: tokens, positions, the cache entries that rows write
-// and the keys that they see, and which attention runs them. A device has its own kind, in its own
-// memory. They are made once per step or drafting pass, and all layers read them.
+// The rows of a step as operations read them: tokens, positions, the cache entries that rows write,
+// the keys that they see, and which attention runs them. A device has its own kind, in its own
+// memory. Inputs are assigned once per step or drafting pass; all layers read them.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace outrider {
 
-/// Whether a device may count more rows than there are.
+/// Whether a device may add rows to a step.
 enum class RowCount {
   kExact,
-  /// The device may round the number of rows up, so that steps of nearly as many rows are alike and
-  /// it can repeat what it recorded of one (ops/replayer.h). The rows that are added read token 0
-  /// and write nothing; of what is computed from them nothing is read.
+  /// The device may round the number of rows up. Steps of nearly equal sizes then have one shape,
+  /// and a recording of one step can be repeated for the next (ops/replayer.h). Added rows read
+  /// token 0 and write no cache entries. Their results are not read.
   kRounded,
 };
 
@@ -31,17 +31,17 @@ struct RowRange {
 
 class StepInputs;
 
-/// The part of a step whose attention this rank runs, where each keeps the cache of its own
-/// requests (AttentionPlan::cache_place).
+/// The rows of a step whose attention this rank runs. Ranks have such rows where each keeps the
+/// cache of its own requests (AttentionPlan::cache_place).
 struct OwnRows {
-  const StepInputs& inputs;       // of these rows, over the rank's own pages; it may have none
-  const RowCopies& in;            // from the rows of the step to these
-  const RowCopies& out;           // and back
-  std::span<const RankRun> runs;  // all rows of the step
+  const StepInputs& inputs;       // of the own rows, over the rank's own pages; may have no rows
+  const RowCopies& in;            // from the rows of the step to the own rows
+  const RowCopies& out;           // from the own rows to the rows of the step
+  std::span<const RankRun> runs;  // all rows of the step, by the rank that has them
 };
 
-/// Without rows until Assign. The numbers below are what the host knows: upper bounds. A device may
-/// have the true ones in its memory; its operations then leave the rows behind them alone.
+/// Has no rows until Assign. Numbers of rows are upper bounds, as the host knows them. A device may
+/// have the true numbers in its memory; its operations then skip the rows behind them.
 class StepInputs {
  public:
   virtual ~StepInputs() = default;
@@ -50,16 +50,17 @@ class StepInputs {
 
   /// Replaces the rows by those of `layout`, from which `plan` was made. Both must stay as they are
   /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
-  virtual void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) = 0;
+  ///
+  /// With places, rows run where only the device knows how far requests have got: row r at its
+  /// position in the layout minus the number that the device keeps at places[r] (negative: no
+  /// shift). Rows that may shift come first; each is a decode request of one row. Only devices that
+  /// keep tokens (tokens_on_device.h) take places.
+  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+              std::span<const int32_t> places = {}) {
+    AssignRows(layout, plan, count, places);
+  }
 
-  /// Assigns rows before the host knows how far requests have got. Row r runs at its position in
-  /// the layout minus the number that the device keeps at places[r] (negative: no shift). Rows that
-  /// may shift come first; each is a decode request of one row. Only devices that keep tokens
-  /// (tokens_on_device.h) have it.
-  virtual void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
-                           std::span<const int32_t> places);
-
-  /// The next draft inputs: the same rows, each with another token. Row r gets the token that row
+  /// Gives the rows other tokens, for a drafter's next pass. Row r gets the token that row
   /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows of the
   /// layout].
   virtual void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) = 0;
@@ -70,18 +71,22 @@ class StepInputs {
   const StepInputs& attended() const { return own() == nullptr ? *this : own()->inputs; }
 
   int32_t num_rows() const { return num_rows_; }
-  /// kAbsorbed and kExpanded: MlaOps::DecodeAttention runs decode_rows(), PromptAttention the
-  /// others. kPerHead: PerHeadOps::PerHeadAttention runs all rows. kListed: those of SparseOps and
-  /// CompressedOps.
+  /// Which operations run the rows. kAbsorbed and kExpanded: MlaOps::DecodeAttention runs
+  /// decode_rows(), MlaOps::PromptAttention the others. kPerHead: PerHeadOps::PerHeadAttention runs
+  /// all. kListed: SparseOps or CompressedOps run all.
   RowPaths paths() const { return paths_; }
   RowRange decode_rows() const { return decode_rows_; }
-  /// Whether there are rows for Ops::PromptAttention.
+  /// Whether there are rows for MlaOps::PromptAttention.
   bool has_expanded_rows() const { return has_expanded_rows_; }
 
  protected:
   StepInputs() = default;
 
-  /// Fills the numbers above.
+  /// See Assign.
+  virtual void AssignRows(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                          std::span<const int32_t> places) = 0;
+
+  /// Sets num_rows, paths, decode_rows and has_expanded_rows.
   void AssignBounds(const BatchLayout& layout, const AttentionPlan& plan) {
     num_rows_ = layout.num_rows();
     paths_ = plan.paths();
@@ -89,7 +94,7 @@ class StepInputs {
     has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
   }
 
-  /// There are no prompt rows; all count `rows`, the added ones included.
+  /// Sets the number of rows, added ones included. There are no prompt rows.
   void RoundRowsTo(int32_t rows) {
     num_rows_ = rows;
     if (!paths_.AreOne()) decode_rows_.count = rows;
@@ -101,10 +106,5 @@ class StepInputs {
   RowRange decode_rows_;
   bool has_expanded_rows_ = false;
 };
-
-inline void StepInputs::AssignMoved(const BatchLayout& /*layout*/, const AttentionPlan& /*plan*/,
-                                    RowCount /*count*/, std::span<const int32_t> /*places*/) {
-  OUTRIDER_CHECK(false, "a device that keeps no tokens");
-}
 
 }  // namespace outrider

@@ -187,11 +187,8 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
   const auto assign = [&](StepInputs& inputs, const std::vector<RequestWork>& work, bool moved) {
     layout.Assign(work);
     plan.Assign(layout);
-    if (moved) {
-      inputs.AssignMoved(layout, plan, RowCount::kRounded, places);
-    } else {
-      inputs.Assign(layout, plan, RowCount::kRounded);
-    }
+    inputs.Assign(layout, plan, RowCount::kRounded,
+                  moved ? std::span<const int32_t>(places) : std::span<const int32_t>());
     Rows rows;
     const CacheInputs& of_cache = Cast(inputs).Of(cache);
     Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));

@@ -178,7 +178,7 @@ void RepeatRecordedGathers(const Context& context, const CudaOps& ops) {
     }
     RunKey key;
     key.Add(static_cast<int64_t>(run));
-    replayer->Run(key, {}, [&] {
+    replayer->Run(context, key, {}, [&](const Context&) {
       for (const Rows& rows : runs[run]) {
         Gather(context, std::array{SharedTensor{rows.part, rows.all, Cut::kRows}});
       }

@@ -416,7 +416,7 @@ class SparseOpsTest : public HopperTest<testing::TestWithParam<SparseCase>> {
       // Launched twice where the first run made memory, recorded, repeated.
       for (int i = 0; i < 4; ++i) {
         gpu_->SetZero(c, out);
-        replayer->Run(RunKey(), all, run);
+        replayer->Run(c, RunKey(), all, [&](const Context&) { run(); });
       }
       EXPECT_GE(replayer->counts().repeated, 1) << "the last run is not from a graph";
       gpu_->Synchronize();
@@ -636,7 +636,7 @@ TEST_P(SparseOpsTest, NewInputsAreNotTakenForOldOnes) {
     const auto inputs = gpu_->MakeStepInputs();
     step->AssignTo(*inputs, RowCount::kRounded);
     const StepInputs* const all[] = {inputs.get()};
-    replayer->Run(RunKey(), all, [&] { Cast(*inputs).Of(cache.keys(kLayer)); });
+    replayer->Run(c, RunKey(), all, [&](const Context&) { Cast(*inputs).Of(cache.keys(kLayer)); });
   }
   EXPECT_EQ(replayer->counts().repeated, 0);
 }

@@ -22,8 +22,9 @@ CpuStepInputs::~CpuStepInputs() = default;
 
 const OwnRows* CpuStepInputs::own() const { return part_ == nullptr ? nullptr : &part_->own(); }
 
-void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
-                           RowCount /*count*/) {
+void CpuStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& plan,
+                               RowCount /*count*/, std::span<const int32_t> places) {
+  OUTRIDER_CHECK(places.empty(), "this device keeps no tokens");
   AssignBounds(layout, plan);
   tokens_.Assign(layout.tokens());
   positions_ = layout.positions();

@@ -22,7 +22,6 @@ class CpuStepInputs : public StepInputs {
   CpuStepInputs();
   ~CpuStepInputs() override;
 
-  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
   void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) override {
     tokens_.Shift(sources, tokens);
   }
@@ -47,6 +46,10 @@ class CpuStepInputs : public StepInputs {
   /// have it, or with pads() at most that.
   int32_t uniform_length() const { return uniform_length_; }
   bool pads() const { return pads_; }
+
+ protected:
+  void AssignRows(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                  std::span<const int32_t> places) override;
 
  private:
   struct Group {

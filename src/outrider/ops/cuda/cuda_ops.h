@@ -7,7 +7,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
 #include <memory>
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
@@ -51,8 +50,8 @@ class CudaOps : public Ops,
  public:
   /// On device 0. Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps() : CudaOps(0, /*head_ranks=*/1, /*sharers=*/1) {}
-  /// Of one of several ranks, of which head_ranks share the heads of attention, and `sharers` run
-  /// on the device at the same time.
+  /// For one of several ranks. head_ranks: ranks that share the heads of attention. sharers: ranks
+  /// that run on the device at a time.
   CudaOps(int device, int32_t head_ranks, int32_t sharers);
   ~CudaOps() override;
   CudaOps(const CudaOps&) = delete;
@@ -68,7 +67,7 @@ class CudaOps : public Ops,
 
   /// Kept tokens and results of samplers.
   StepResults& results() const { return *results_; }
-  /// Begins to copy kept tokens and so many bytes of results to the host.
+  /// Begins to copy kept tokens and `bytes` of results to the host.
   Ticket LaunchReading(size_t bytes) const;
 
   std::string_view name() const override { return "cuda"; }
@@ -91,8 +90,6 @@ class CudaOps : public Ops,
 
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
-  /// Steps with prompts are launched one operation at a time.
-  void WhileLaunching(const std::function<void()>& look) const override { *look_ = look; }
   Buffer Allocate(size_t bytes) const override;
   void CopyToHost(const std::byte* from, std::span<std::byte> to) const override;
   void CopyFromHost(std::span<const std::byte> from, std::byte* to) const override;
@@ -137,7 +134,7 @@ class CudaOps : public Ops,
   /// Head, of rows whose numbers are on the device.
   void HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
               Tensor logits) const;
-  /// The same, of the tokens that this rank has the head's rows of; part [rows, own tokens].
+  /// HeadAt, for the tokens whose rows of the head this rank has; part [rows, own tokens].
   void HeadPartAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
                   Tensor part) const;
   /// Head, of all rows of x in order. It can be recorded.
@@ -238,7 +235,6 @@ class CudaOps : public Ops,
   std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)> own_stream_;
   cudaStream_t stream_;  // that one
   std::unique_ptr<IdleClock> idle_;
-  std::unique_ptr<std::function<void()>> look_ = std::make_unique<std::function<void()>>();
   std::unique_ptr<StepResults> results_;
   std::unique_ptr<PromptPlans> prompt_plans_;
 };

@@ -14,15 +14,15 @@ constexpr size_t kMostGraphs = 512;
 
 }  // namespace
 
-void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inputs,
-                       const std::function<void()>& run) {
+void CudaReplayer::Run(const Context& context, const RunKey& key,
+                       std::span<const StepInputs* const> inputs, const Pass& run) {
   ops_.WorkBegins();
   const bool recordable = std::ranges::all_of(inputs, [](const StepInputs* rows) {
     return rows->num_rows() == 0 || Cast(*rows).rounded();
   });
   if (!recordable) {
     ++counts_.launched;
-    return run();
+    return run(context);
   }
   if (memory_version_ != MemoryVersion() || graphs_.size() > kMostGraphs) {
     Clear();
@@ -38,12 +38,12 @@ void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inp
   if (turn == kLaunch) {
     ++counts_.launched;
     graph.seen = true;
-    return Launch(run);
+    return Launch(context, run);
   }
   if (turn == kRecord) {
     ++counts_.launched;
     if (graph.executable != nullptr) cudaGraphExecDestroy(std::exchange(graph.executable, nullptr));
-    graph.executable = Record(run);
+    graph.executable = Record(context, run);
   } else {
     ++counts_.repeated;
   }
@@ -58,14 +58,14 @@ CudaReplayer::Turn CudaReplayer::TurnOf(const Graph& graph) const {
   return ranks_ == nullptr ? own : static_cast<Turn>(ranks_->LeastOf(own));
 }
 
-void CudaReplayer::Launch(const std::function<void()>& run) const {
-  if (ranks_ == nullptr) return run();
+void CudaReplayer::Launch(const Context& context, const Pass& run) const {
+  if (ranks_ == nullptr) return run(context);
   ranks_->BeginMeasuring();
-  run();
+  run(context);
   ranks_->EndMeasuring();
 }
 
-cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
+cudaGraphExec_t CudaReplayer::Record(const Context& context, const Pass& run) const {
   arena_.ForgetPlans();
   if (ranks_ != nullptr) ranks_->BeginRecording();
   cudaGraph_t graph = nullptr;
@@ -73,7 +73,7 @@ cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
   CheckCuda(cudaStreamBeginCapture(ops_.stream(), cudaStreamCaptureModeThreadLocal),
             "recording a step");
   try {
-    run();
+    run(context);
   } catch (...) {
     if (ranks_ != nullptr) ranks_->EndRecording();
     cudaStreamEndCapture(ops_.stream(), &graph);

@@ -1,8 +1,9 @@
-// The GPU's Replayer: runs as CUDA graphs. The first run with a key is launched as it is, so that
-// all memory is there; the second is recorded; later ones are one launch of the graph.
+// The GPU's Replayer, with CUDA graphs. The first run with a key is launched operation by
+// operation, so that all memory is there. The second run is recorded. Later ones are one launch of
+// the graph.
 //
-// Of several ranks all do the same: what the one does that has seen least of a run. In recorded
-// steps GPUs wait for each other, so the hosts go on when all have launched theirs.
+// Several ranks treat a run alike: as the rank needs it that has seen it least. GPUs wait for each
+// other in recorded steps, so a host goes on only when all hosts have launched theirs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,15 +20,15 @@ namespace outrider::cuda {
 
 class CudaReplayer : public Replayer {
  public:
-  /// Of runs in this arena. ranks: the others that run the same, or null.
+  /// Runs use this arena. ranks: those that run the same steps, or null.
   CudaReplayer(const CudaOps& ops, CudaArena& arena, DeviceCommunicator* ranks)
       : ops_(ops), arena_(arena), ranks_(ranks) {}
   ~CudaReplayer() override { Clear(); }
   CudaReplayer(const CudaReplayer&) = delete;
   CudaReplayer& operator=(const CudaReplayer&) = delete;
 
-  void Run(const RunKey& key, std::span<const StepInputs* const> inputs,
-           const std::function<void()>& run) override;
+  void Run(const Context& context, const RunKey& key, std::span<const StepInputs* const> inputs,
+           const Pass& run) override;
   ReplayCounts counts() const override { return counts_; }
 
  private:
@@ -40,12 +41,12 @@ class CudaReplayer : public Replayer {
 
   /// The first that any rank needs.
   Turn TurnOf(const Graph& graph) const;
-  void Launch(const std::function<void()>& run) const;
+  void Launch(const Context& context, const Pass& run) const;
 
-  cudaGraphExec_t Record(const std::function<void()>& run) const;
+  cudaGraphExec_t Record(const Context& context, const Pass& run) const;
   void Clear();
 
-  /// Another number whenever memory that runs refer to was moved.
+  /// Changes whenever memory that runs refer to was moved.
   int64_t MemoryVersion() const {
     return arena_.memory_version() + ops_.results().memory_version();
   }

@@ -20,7 +20,7 @@ namespace {
 constexpr int32_t kMostRoundedRows = 1024;
 // Columns of block tables in rounded steps, and of rings: this many or a power of two above it.
 constexpr int32_t kLeastTableColumns = 16;
-// Rows may go back by as many positions as a request has drafts (AssignMoved), at most so many.
+// A row may go back by as many positions as its request has drafts, at most this many.
 constexpr int32_t kMostBack = 32;
 
 int32_t KeysOf(const RequestRows& request) { return request.context_length + request.query_length; }
@@ -73,8 +73,8 @@ CudaStepInputs::~CudaStepInputs() = default;
 
 const OwnRows* CudaStepInputs::own() const { return part_ == nullptr ? nullptr : &part_->own(); }
 
-void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan& plan,
-                                 RowCount count, std::span<const int32_t> places) {
+void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& plan,
+                                RowCount count, std::span<const int32_t> places) {
   AssignBounds(layout, plan);
   serial_ = NextNumber();
   layout_ = &layout;

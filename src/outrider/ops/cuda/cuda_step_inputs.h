@@ -1,5 +1,5 @@
 // The GPU's StepInputs: arrays in its memory, copied there once per step. With RowCount::kRounded
-// they have the same places for all steps of as many rows, so that a recorded step can be repeated.
+// their places depend only on the number of rows, so that a recorded step can be repeated.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -65,20 +65,15 @@ struct CacheInputs {
   std::vector<PromptGroup> prompts;
 };
 
-/// How many rows a step of so many has with RowCount::kRounded: at most an eighth more.
+/// How many rows a step of `rows` has with RowCount::kRounded: at most an eighth more.
 int32_t RoundedRows(int32_t rows);
 
 class CudaStepInputs : public StepInputs {
  public:
-  /// kept: numbers by place, of AssignMoved.
+  /// kept: numbers by place, which Assign is told.
   CudaStepInputs(cudaStream_t stream, const StepResults& kept);
   ~CudaStepInputs() override;
 
-  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
-    AssignMoved(layout, plan, count, {});
-  }
-  void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
-                   std::span<const int32_t> places) override;
   void ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) override;
   const OwnRows* own() const override;
 
@@ -99,6 +94,10 @@ class CudaStepInputs : public StepInputs {
   bool rounded() const { return rounded_; }
   /// Adds all that operations read of these inputs on the host.
   void AddTo(RunKey& key) const;
+
+ protected:
+  void AssignRows(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                  std::span<const int32_t> places) override;
 
  private:
   /// Where arrays of requests begin.
@@ -145,8 +144,8 @@ class CudaStepInputs : public StepInputs {
   const AttentionPlan* plan_ = nullptr;
   std::unique_ptr<OwnPart<CudaStepInputs>> part_;  // null: attention of all rows runs here
   HostTokens tokens_;
-  std::vector<int32_t> moved_places_;  // of AssignMoved; empty: all rows lie where the layout says
-  // Of the rows, then of the groups.
+  std::vector<int32_t> moved_places_;  // by row; empty: all rows lie where the layout says
+  // Arrays of the rows, then those of the groups.
   StagedArrays arrays_;
   size_t tokens_at_ = 0;
   const int32_t* token_ids_ = nullptr;

@@ -119,7 +119,7 @@ void CudaOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
   const uint64_t serial = Cast(inputs).serial();
   AttendPerHead(context, s, GqaBody::kFewRows, read.decode, serial, args);
   if (read.per_head_prompts.num_rows == 0) return;
-  if (*look_) (*look_)();
+  context.PauseLaunching();
   AttendPerHead(context, s, GqaBody::kManyRows, read.per_head_prompts, serial, args);
 }
 

@@ -270,7 +270,7 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
 void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
                               const StepInputs& inputs, const AttentionArgs& args) const {
   CheckShape(s, args.cache);
-  if (*look_) (*look_)();
+  context.PauseLaunching();
   const std::vector<PromptGroup>& groups = Cast(inputs).Of(args.cache).prompts;
   // With one group of prompts all layers of a shape ask for one plan.
   const uint64_t batch = groups.size() == 1 ? Cast(inputs).serial() : 0;

@@ -161,7 +161,7 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
   choice.lists = lists;
   choice.lists_stride = stride;
   for (int first = 0; first < rows; first += score_rows) {
-    if (first > 0 && *look_) (*look_)();
+    if (first > 0) context.PauseLaunching();
     scores.first_row = choice.first_row = first;
     scores.num_rows = choice.num_rows = std::min(score_rows, rows - first);
     if (scored) CheckCuda(ScoreIndexKeys(scores, stream_), "scores of index keys");
