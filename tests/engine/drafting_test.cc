@@ -162,7 +162,9 @@ TEST(DraftingTest, ARequestMayAskForFewerDrafts) {
   GenerationRequest request = Problem();
   for (const int32_t n : {-1, 4}) {
     request.num_speculative_tokens = n;
-    EXPECT_THROW(engine->Submit(request, [](RequestId, OutputDelta&&) {}), Error);
+    EXPECT_EQ(RefusalOf(*engine, request),
+              fmt::format(
+                  "speculation.num_speculative_tokens is {}: it must be 0 to 3, the engine's", n));
   }
 }
 

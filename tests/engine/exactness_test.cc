@@ -19,12 +19,13 @@ namespace {
 /// Equal tokens and close logprobs, up to the first token where the two best were nearly equal.
 void ExpectClose(const Generated& a, const Generated& b, const std::string& what) {
   constexpr float kTolerance = 1e-3F;
-  for (size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
+  ASSERT_EQ(a.tokens.size(), b.tokens.size()) << what;
+  ASSERT_FALSE(a.tokens.empty()) << what;
+  for (size_t i = 0; i < a.tokens.size(); ++i) {
     ASSERT_NEAR(a.logprobs[i].chosen.logprob, b.logprobs[i].chosen.logprob, kTolerance)
         << what << " token " << i;
     if (a.tokens[i] != b.tokens[i]) return;
   }
-  ASSERT_EQ(a.tokens, b.tokens) << what;
 }
 
 /// The requests of a seed one after the other, without speculation. Computed once per seed and
@@ -403,10 +404,13 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
     engine->Step();
   }
   RunUntilIdle(*engine);
+  size_t num_equal = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     ExpectClose(together[i], alone[i], fmt::format("request {}", i));
     if (HasFatalFailure()) return;
+    if (together[i].tokens == alone[i].tokens) ++num_equal;
   }
+  EXPECT_GE(num_equal, requests.size() - 2) << "nearly equal logits are rare";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, InexactBackendTest,

@@ -300,7 +300,7 @@ std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double r
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // one that hangs comes back
-  EXPECT_THROW(engine->Submit(request, nullptr), Error);
+  EXPECT_EQ(RefusalOf(*engine, request), "the engine has stopped: " + told);
   return {told, seconds.count()};
 }
 

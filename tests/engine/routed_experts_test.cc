@@ -229,16 +229,16 @@ TEST_F(RoutedExpertsScenarioTest, AnAbortedRequestTellsWhatItHas) {
 }
 
 TEST_F(RoutedExpertsScenarioTest, RefusesWhatItCannotTell) {
-  Generated none;
-  EXPECT_THROW(Submit(*engine_, Asking(Request({5, 6}), 3), &none), Error);
-  EXPECT_THROW(Submit(*engine_, Asking(Request({5, 6}), -1), &none), Error);
-  const auto silent = MakeTestEngine({.drafter = DrafterKind::kNone});
-  try {
-    Submit(*silent, Asking(Request({5, 6})), &none);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--enable-return-routed-experts"));
+  for (const int32_t from : {3, -1}) {
+    EXPECT_THAT(RefusalOf(*engine_, Asking(Request({5, 6}), from)),
+                HasSubstr(fmt::format("from token {} on (routed_experts_prompt_start): it must be "
+                                      "0 to 2",
+                                      from)));
   }
+  EXPECT_EQ(RefusalOf(*engine_, Asking(Request({5, 6}), 2)), "");
+  const auto silent = MakeTestEngine({.drafter = DrafterKind::kNone});
+  EXPECT_THAT(RefusalOf(*silent, Asking(Request({5, 6}))),
+              HasSubstr("--enable-return-routed-experts"));
 }
 
 EngineOptions OptionsThatTell(const std::filesystem::path& model) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/engine/cuda/engine_answers.h"
 #include "tests/engine/cuda/small_engine_options.h"
-#include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/small_hybrid_model.h"
 
@@ -17,7 +17,6 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int32_t kVocab = 1000;
-constexpr int32_t kAnswer = 40;
 
 /// Prompts that repeat themselves, so that lookups find drafts; greedy and drawn answers.
 std::vector<GenerationRequest> Requests(size_t count) {
@@ -33,42 +32,13 @@ std::vector<GenerationRequest> Requests(size_t count) {
     }
     request.sampling.temperature = i % 2 == 0 ? 0 : 0.7F;
     request.sampling.seed = 10 + i;
-    request.sampling.max_tokens = kAnswer;
+    request.sampling.max_tokens = kAnswerTokens;
     request.sampling.ignore_eos = true;
     // Answers of few tokens repeat themselves too: drafts are then sometimes right.
     if (i % 2 == 1) request.sampling.allowed_token_ids = {{50, 51}};
     if (i % 3 != 0) request.sampling.logprobs = 2;
   }
   return requests;
-}
-
-struct Answers {
-  std::vector<Generated> results;
-  EngineCounters counters;
-};
-
-Answers RunAll(const EngineOptions& options, const std::vector<GenerationRequest>& requests,
-               bool alone = false) {
-  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
-  EXPECT_EQ(loaded.kernels, "cuda");
-  Answers answers;
-  answers.results.resize(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*loaded.engine, requests[i], &answers.results[i]);
-    if (alone) RunUntilIdle(*loaded.engine);
-    if (i % 3 == 0) loaded.engine->Step();
-  }
-  RunUntilIdle(*loaded.engine);
-  answers.counters = loaded.engine->Counters();
-  return answers;
-}
-
-void ExpectEqual(const Answers& got, const Answers& want, const std::string& what) {
-  ASSERT_EQ(got.results.size(), want.results.size());
-  for (size_t i = 0; i < want.results.size(); ++i) {
-    EXPECT_EQ(want.results[i].tokens.size(), kAnswer);
-    EXPECT_EQ(Difference(got.results[i], want.results[i]), "") << what << ", request " << i;
-  }
 }
 
 class HybridEngineTest : public HopperTest<> {

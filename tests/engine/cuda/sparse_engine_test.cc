@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/engine/cuda/engine_answers.h"
 #include "tests/engine/cuda/small_engine_options.h"
-#include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/small_sparse_model.h"
 
@@ -18,27 +18,6 @@ namespace outrider::cuda {
 namespace {
 
 using SparseEngineTest = HopperTest<>;
-
-std::vector<Generated> Answers(EngineOptions options, int32_t drafts) {
-  options.speculation.num_speculative_tokens = drafts;
-  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
-  EXPECT_EQ(loaded.kernels, "cuda");
-  std::mt19937 random(5);
-  std::vector<Generated> results(12);
-  for (size_t i = 0; i < results.size(); ++i) {
-    GenerationRequest request;
-    request.prompt_token_ids.resize(1 + random() % 300);
-    for (int32_t& token : request.prompt_token_ids) token = static_cast<int32_t>(random() % 1000);
-    request.sampling.temperature = i % 2 == 0 ? 0 : 0.7F;
-    request.sampling.seed = 10 + i;
-    request.sampling.max_tokens = 30;
-    request.sampling.ignore_eos = true;
-    request.sampling.logprobs = 2;
-    Submit(*loaded.engine, std::move(request), &results[i]);
-  }
-  RunUntilIdle(*loaded.engine);
-  return results;
-}
 
 TEST_F(SparseEngineTest, AnswersWithModulesAreThoseWithout) {
   for (const SmallSparseSizes& sizes : {kGpuV32Sizes, kGpuGlm5Sizes}) {
@@ -50,9 +29,9 @@ TEST_F(SparseEngineTest, AnswersWithModulesAreThoseWithout) {
       options.load_format = LoadFormat::kDummy;
       options.max_model_len = 500;
       options.kv_cache_dtype = type;
-      by_type.push_back(Answers(options, 0));
+      by_type.push_back(AnswersToRandomPrompts(options, 0));
       const std::vector<Generated>& plain = by_type.back();
-      const std::vector<Generated> drafted = Answers(options, 3);
+      const std::vector<Generated> drafted = AnswersToRandomPrompts(options, 3);
       for (size_t i = 0; i < plain.size(); ++i) {
         EXPECT_EQ(plain[i].tokens.size(), 30);
         EXPECT_EQ(Difference(drafted[i], plain[i]), "")

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/engine/cuda/engine_answers.h"
 #include "tests/engine/cuda/small_engine_options.h"
-#include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
 
 namespace outrider::cuda {
@@ -33,18 +33,13 @@ std::vector<GenerationRequest> Requests(size_t count) {
     }
     request.sampling.temperature = i % 2 == 0 ? 0 : 0.7F;
     request.sampling.seed = 10 + i;
-    request.sampling.max_tokens = 40;
+    request.sampling.max_tokens = kAnswerTokens;
     request.sampling.ignore_eos = true;
     if (i % 3 != 0) request.sampling.logprobs = 2;
     if (i % 5 == 4) request.sampling.prompt_logprobs = 1;
   }
   return requests;
 }
-
-struct Answers {
-  std::vector<Generated> results;
-  EngineCounters counters;
-};
 
 EngineOptions OptionsOf(const std::filesystem::path& model, int32_t drafts) {
   EngineOptions options = SmallEngineOptions(16);
@@ -53,30 +48,6 @@ EngineOptions OptionsOf(const std::filesystem::path& model, int32_t drafts) {
   options.kv_cache_memory_bytes = int64_t{256} << 20;
   options.speculation.num_speculative_tokens = drafts;
   return options;
-}
-
-Answers RunAll(const EngineOptions& options, const std::vector<GenerationRequest>& requests,
-               bool alone = false) {
-  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
-  EXPECT_EQ(loaded.kernels, "cuda");
-  Answers answers;
-  answers.results.resize(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*loaded.engine, requests[i], &answers.results[i]);
-    if (alone) RunUntilIdle(*loaded.engine);
-    if (i % 3 == 0) loaded.engine->Step();
-  }
-  RunUntilIdle(*loaded.engine);
-  answers.counters = loaded.engine->Counters();
-  return answers;
-}
-
-void ExpectEqual(const Answers& got, const Answers& want, const std::string& what) {
-  ASSERT_EQ(got.results.size(), want.results.size());
-  for (size_t i = 0; i < want.results.size(); ++i) {
-    EXPECT_EQ(want.results[i].tokens.size(), 40);
-    EXPECT_EQ(Difference(got.results[i], want.results[i]), "") << what << ", request " << i;
-  }
 }
 
 class V4EngineTest : public HopperTest<> {

@@ -156,11 +156,7 @@ TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
   const std::vector<KnownRequest> again = WithBlocks(random, requests, 32);
   KnownRun mixed(network, again, 32, DType::kBF16);
   mixed.RunMixed(random, 150);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (size_t kind = 0; kind < 2; ++kind) {
-      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind]) << "request " << i << ", " << kind;
-    }
-  }
+  ExpectEqualRows(mixed, alone);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::ValuesIn(kFamilies),

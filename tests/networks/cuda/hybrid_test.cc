@@ -59,11 +59,7 @@ TEST_P(HybridTest, BitsDoNotDependOnTheStep) {
   SpreadStates(random, requests, cache);
   KnownRun mixed(network, requests, kBlock, DType::kBF16);
   mixed.RunMixed(random, 150);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (size_t kind = 0; kind < alone.rows()[i].size(); ++kind) {
-      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind]) << "request " << i << ", " << kind;
-    }
-  }
+  ExpectEqualRows(mixed, alone);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HybridTest,

@@ -2,9 +2,13 @@
 // steps.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/networks/cuda/device_run.h"
@@ -190,5 +194,24 @@ class KnownRun {
   BatchLayout layout_;
   std::vector<HiddenRows> rows_;
 };
+
+/// Expects that both runs have computed equal rows of every request, by target and modules: finite
+/// numbers that are not all 0.
+inline void ExpectEqualRows(const KnownRun& got, const KnownRun& expected,
+                            const std::string& what = "") {
+  ASSERT_EQ(got.rows().size(), expected.rows().size());
+  for (size_t i = 0; i < expected.rows().size(); ++i) {
+    const HiddenRows& kinds = expected.rows()[i];
+    ASSERT_EQ(got.rows()[i].size(), kinds.size());
+    for (size_t kind = 0; kind < kinds.size(); ++kind) {
+      SCOPED_TRACE(testing::Message()
+                   << what << " request " << i << ", module " << static_cast<int>(kind) - 1);
+      EXPECT_EQ(got.rows()[i][kind], kinds[kind]);
+      const auto is_finite = [](uint16_t bits) { return (bits & 0x7F80) != 0x7F80; };
+      EXPECT_TRUE(std::ranges::all_of(kinds[kind], is_finite));
+      EXPECT_TRUE(std::ranges::any_of(kinds[kind], [](uint16_t bits) { return bits != 0; }));
+    }
+  }
+}
 
 }  // namespace outrider::cuda

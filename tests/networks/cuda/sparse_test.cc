@@ -107,12 +107,7 @@ TEST_P(SparseTest, BitsDoNotDependOnTheStep) {
   SpreadBlocks(random, requests, network.Groups(32, type));
   KnownRun mixed(network, requests, 32, type);
   mixed.RunMixed(random, 150);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (size_t kind = 0; kind < 2; ++kind) {
-      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
-          << DTypeName(type) << ", request " << i << ", " << kind;
-    }
-  }
+  ExpectEqualRows(mixed, alone, std::string(DTypeName(type)));
 }
 
 /// The indexer's weights of heads in e4m3, whose scales bfloat16 does not hold.

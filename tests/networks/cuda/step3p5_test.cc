@@ -160,12 +160,7 @@ TEST_P(StepTest, BitsDoNotDependOnTheStep) {
     SpreadBlocks(random, requests, network.Groups(32, type));
     KnownRun mixed(network, requests, 32, type);
     mixed.RunMixed(random, 150);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      for (size_t kind = 0; kind < 4; ++kind) {
-        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
-            << DTypeName(type) << ", request " << i << ", " << kind;
-      }
-    }
+    ExpectEqualRows(mixed, alone, std::string(DTypeName(type)));
   }
 }
 

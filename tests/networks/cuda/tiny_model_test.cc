@@ -187,13 +187,7 @@ TEST_P(TinyBitsTest, DoNotDependOnTheStep) {
     const std::vector<KnownRequest> again = WithBlocks(random, requests, block);
     KnownRun mixed(*network_, again, block, GetParam());
     mixed.RunMixed(random, piece);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      for (size_t kind = 0; kind < 4; ++kind) {
-        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
-            << "request " << i << " module " << static_cast<int>(kind) - 1 << " pieces of up to "
-            << piece;
-      }
-    }
+    ExpectEqualRows(mixed, alone, fmt::format("pieces of up to {}:", piece));
   }
 }
 
@@ -213,10 +207,7 @@ TEST_F(TinyModelTest, PromptOf16384TokensInOneStepAndInPieces) {
        {std::pair(0, 5000), {5000, 5001}, {5001, 13192}, {13192, 16384}}) {
     pieces.Step({{0, first, end - first}});
   }
-  for (size_t kind = 0; kind < 4; ++kind) {
-    EXPECT_EQ(whole.rows()[0][kind], pieces.rows()[0][kind]);
-  }
-  for (const uint16_t bits : whole.rows()[0][0]) ASSERT_NE(bits & 0x7F80, 0x7F80);
+  ExpectEqualRows(pieces, whole);
 }
 
 }  // namespace

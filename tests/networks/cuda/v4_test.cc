@@ -79,13 +79,9 @@ TEST_P(V4Test, BitsDoNotDependOnTheStep) {
     SpreadBlocks(random, requests, network.Groups(256, cache));
     KnownRun mixed(network, requests, 256, cache);
     mixed.RunMixed(random, 150);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      for (size_t kind = 0; kind < 2; ++kind) {
-        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
-            << DTypeName(cache.dtype) << ", " << static_cast<int>(cache.form) << ", request " << i
-            << ", " << kind;
-      }
-    }
+    ExpectEqualRows(
+        mixed, alone,
+        fmt::format("{}, form {}:", DTypeName(cache.dtype), static_cast<int>(cache.form)));
   }
 }
 
