@@ -172,10 +172,9 @@ BREAKS = (
           "RunModule(0, rows_.inputs(), rows, rows);",
           "engine_test", "SpeculationScenarioTest.LaterDraftsAreAcceptedAlmostAsOftenAsTheFirst"),
     Break("20", "a module hands on rows without its last norm", "networks/deepseek_network.cc",
-          "  RunModule(MakeContext(), weights_.embedding, w, pass, cache,\n"
+          "  RunModule(context, weights_.embedding, w, pass, cache,\n"
           "            NormTo(w.output_norm, pass.hidden.Rows(0, pass.outputs.num_rows())));\n",
-          "  const Context c = MakeContext();\n"
-          "  const Tensor x = RunModule(c, weights_.embedding, w, pass, cache, {});\n"
-          "  c.ops.Copy(c, x, pass.hidden.Rows(0, x.rows));\n",
+          "  const Tensor x = RunModule(context, weights_.embedding, w, pass, cache, {});\n"
+          "  context.ops.Copy(context, x, pass.hidden.Rows(0, x.rows));\n",
           "networks_test", "Forms/MtpGoldenTest.EveryModule/*"),
 )
