@@ -6,11 +6,18 @@ TOPICS = {
     "NVFP4": "e2m1 codes, e4m3 scales, a global scale",
     "MXFP4": "e2m1 codes and powers of two",
     "FP8": "a scale for each row, or one for the tensor",
+    "ignored": "patterns for the names of modules that are not quantized",
 }
 
 PRODUCTS = "Formats/QuantizedProducts.EqualFloat64ButForRoundingInEveryTable/"
 
 BREAKS = (
+    Break("ignored", "a pattern ends with its first star", "checkpoint/quantization.cc",
+          "module.starts_with(pattern.substr(0, star)) && Matches(ParseGlob(pattern), module)",
+          "module.starts_with(pattern.substr(0, star))", "checkpoint_test", "QuantizationTest.NamesOfModules"),
+    Break("ignored", "a pattern to the end matches the beginning", "checkpoint/quantization.cc",
+          "!pattern.to_end || ends.back() == name.size()", "!ends.empty()",
+          "checkpoint_test", "QuantizationTest.NamesOfModules"),
     Break("INT4", "the even column is in the upper half of a byte", "kernels/packed_matrix.cc",
           "codes[n * bytes + i / 2] >> i % 2 * 4 & 15U", "codes[n * bytes + i / 2] >> (i + 1) % 2 * 4 & 15U",
           "networks_test", PRODUCTS + "int4"),
