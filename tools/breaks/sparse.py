@@ -3,10 +3,12 @@ from mistake import Break
 
 TOPICS = {
     "choice of tokens": "which tokens a row reads",
+    "near-ties": "a choice is that of the highest scores, but for near-ties",
     "keys of tokens": "what an indexer keeps of a token",
 }
 
 GOLDEN = "Sparse/FamilyGoldenTest.LogitsInBothFormsAndInChunks/*"
+CHOICE = "SparseChoiceTest.OfRoundedNumbers*"
 ENTRIES = "Drafters/DrafterEntriesTest.EqualThoseFromScratch/Sparse*"
 
 BREAKS = (
@@ -23,6 +25,26 @@ BREAKS = (
           "ops/cpu/sparse_ops.cc", "args.selected->entries + (args.first_row + row) * args",
           "args.selected->entries + row * args", "ops_test",
           "*SparseOpsTest.AttentionReadsWhatWasChosen/*"),
+    Break("near-ties", "the last of the chosen is any", "ops/cpu/sparse_ops.cc",
+          "std::nth_element(order.begin(), order.begin() + top_k - 1, order.end(),",
+          "std::nth_element(order.begin(), order.begin() + top_k / 2, order.end(),",
+          "sparse_choice_test", CHOICE),
+    Break("near-ties", "products below zero count", "ops/cpu/sparse_ops.cc",
+          "score += std::max(0.0F, dot) * weights.row(row)[h];", "score += dot * weights.row(row)[h];",
+          "sparse_choice_test", CHOICE),
+    Break("near-ties", "the first head has no weight", "ops/cpu/sparse_ops.cc",
+          "for (int32_t h = 0; h < args.heads; ++h) {\n        const float dot",
+          "for (int32_t h = 1; h < args.heads; ++h) {\n        const float dot",
+          "sparse_choice_test", CHOICE),
+    Break("near-ties", "NaN equals every score", "ops/cpu/sparse_ops.cc",
+          "return of_a != of_b ? of_a > of_b : a < b;",
+          "const float x = scores[static_cast<size_t>(a)];\n"
+          "                     const float y = scores[static_cast<size_t>(b)];\n"
+          "                     return x != y ? x > y : a < b;",
+          "ops_test", "*SparseOpsTest.ScoresThatAreNoNumbersAreTheLowest/*"),
+    Break("near-ties", "queries stay unrounded over keys in 8 bits", "ops/cpu/sparse_ops.cc",
+          "RoundIndexQuery(args.keys, scratch.values.data() + int64_t{h} * dim);", "",
+          "sparse_choice_test", "SparseChoiceTest.OfKeysInEightBits*"),
     Break("keys of tokens", "the mean is not taken off before the norm", "ops/cpu/sparse_ops.cc",
           "row[i] -= mean;", "row[i] -= 0 * mean;",
           "networks_test", GOLDEN),

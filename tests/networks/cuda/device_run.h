@@ -1,4 +1,4 @@
-// Networks on the device and on the CPU, run over the same layouts, for tests.
+// Networks on the device, run over the same layouts as a CPU's (cpu_network.h), for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,115 +10,17 @@
 #include <functional>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/networks/cpu_network.h"
 
 namespace outrider::cuda {
-
-/// Paths of a network's own attention; latent attention over a latent cache.
-inline RowPaths RowPathsOfNetwork(const ModelConfig& config) {
-  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
-}
-
-inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurrency()); }
-
-/// What a GPU and a CPU keep of a cache of 8 bits that a test asks for: codes as of a GPU, unless
-/// it says what is published.
-inline CacheNumbers OfGpu(CacheNumbers numbers) {
-  if (numbers.form == Fp8Form::kPublished) numbers.form = Fp8Form::kPerTensor;
-  return numbers;
-}
-inline CacheNumbers OfCpu(CacheNumbers numbers) {
-  numbers = OfGpu(numbers);
-  if (numbers.form == Fp8Form::kPublishedNumbers) numbers.form = Fp8Form::kPublished;
-  return numbers;
-}
-
-/// A cache with the blocks of `groups`, if there are any, whatever numbers it has.
-inline CacheConfig ConfigLike(const NetworkCache& needs, const CacheNumbers& numbers,
-                              int32_t block_size, int32_t num_blocks,
-                              const std::vector<CacheGroupSpec>& groups) {
-  CacheConfig config = MakeCacheConfig(needs, numbers, block_size, num_blocks);
-  for (size_t i = 0; i < groups.size(); ++i) {
-    config.groups[i].tokens_per_block = groups[i].tokens_per_block;
-  }
-  return config;
-}
-
-/// A network on the CPU, and what it gives. Two of them judge the device's: in float32, and with
-/// operands and cache rounded to bfloat16 as the device rounds them.
-class CpuNetwork {
- public:
-  /// cache: unset, `dtype`. groups: of the cache that steps are laid out for, if it is another's.
-  CpuNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules, DType dtype,
-             int32_t num_blocks, int32_t block_size,
-             const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa()),
-             const std::optional<CacheNumbers>& cache = std::nullopt,
-             const std::vector<CacheGroupSpec>& groups = {})
-      : numbers_(cache ? OfCpu(*cache) : CacheNumbers(dtype)),
-        pool_(TestThreads()),
-        network_(
-            LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
-                        {{ops, &pool_},
-                         dtype,
-                         AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})),
-        cache_(network_->device(),
-               ConfigLike(network_->cache_needs(), numbers_, block_size, num_blocks, groups),
-               network_->cache_needs().layers, numbers_) {}
-
-  /// The residual stream after each layer, float32 [rows, hidden], then the hidden rows, float32
-  /// [rows, output width].
-  std::vector<std::vector<float>> Forward(const BatchLayout& layout) {
-    const auto layers = static_cast<size_t>(network_->config().num_hidden_layers());
-    const int64_t rows = layout.num_rows();
-    std::vector<std::vector<float>> result(
-        layers, std::vector<float>(static_cast<size_t>(rows * network_->hidden_size())));
-    result.emplace_back(static_cast<size_t>(rows * network_->output_width()));
-    std::vector<LayerTap> taps;
-    for (size_t i = 0; i < layers; ++i) {
-      taps.push_back({.layer = static_cast<int32_t>(i),
-                      .out = MatrixView<float>(result[i].data(), rows, network_->hidden_size())});
-    }
-    network_->Forward(layout, cache_, View(result.back()), taps);
-    return result;
-  }
-
-  std::vector<float> ForwardMtp(int m, const BatchLayout& layout, std::vector<float> previous) {
-    network_->ForwardMtp(m, layout, cache_, View(previous), View(previous));
-    return previous;
-  }
-
-  /// Logits of rows of hidden states: float32 [rows, vocabulary].
-  std::vector<float> Logits(std::vector<float> hidden) {
-    const auto rows = static_cast<int64_t>(hidden.size()) / network_->output_width();
-    std::vector<float> logits(static_cast<size_t>(rows * network_->vocab_size()));
-    std::vector<int32_t> numbers(static_cast<size_t>(rows));
-    std::iota(numbers.begin(), numbers.end(), 0);
-    network_->Logits(Network::kTarget, View(hidden), numbers,
-                     {logits.data(), rows, network_->vocab_size()});
-    return logits;
-  }
-
- private:
-  MatrixView<float> View(std::vector<float>& rows) const {
-    const int64_t width = network_->output_width();
-    return {rows.data(), static_cast<int64_t>(rows.size()) / width, width};
-  }
-
-  CacheNumbers numbers_;  // as a GPU keeps them
-  ThreadPool pool_;
-  std::unique_ptr<Network> network_;
-  KvCache cache_;
-};
 
 /// Rows in the device's memory.
 class DeviceRows {
@@ -155,16 +57,19 @@ class DeviceRows {
 /// A network on the device whose calls return when they are done.
 class TestNetwork {
  public:
-  TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules)
-      : pool_(TestThreads()),
+  /// ops: what it runs on, if a test has its own.
+  TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules,
+              std::unique_ptr<CudaOps> ops = std::make_unique<CudaOps>())
+      : ops_(std::move(ops)),
+        pool_(TestThreads()),
         model_(LoadNetwork(
             config, mtp_modules, source, {.compute_dtype = DType::kBF16},
-            {{ops_, &pool_},
+            {{*ops_, &pool_},
              DType::kBF16,
              AttentionPlan(AttentionBackend::kRagged, 4, RowPathsOfNetwork(config))})) {}
 
   Network& model() { return *model_; }
-  const CudaOps& ops() const { return ops_; }
+  const CudaOps& ops() const { return *ops_; }
   /// Columns of hidden rows.
   int64_t output_width() const { return model_->output_width(); }
 
@@ -193,10 +98,10 @@ class TestNetwork {
     std::vector<LayerTap> taps;
     const int64_t num_layers = observer ? model_->config().num_hidden_layers() : 0;
     for (int64_t i = 0; i < num_layers; ++i) {
-      layers.emplace_back(ops_, DType::kF32, rows, model_->hidden_size());
+      layers.emplace_back(*ops_, DType::kF32, rows, model_->hidden_size());
       taps.push_back({.layer = static_cast<int32_t>(i), .out = layers.back().view()});
     }
-    const DeviceRows hidden(ops_, DType::kBF16, rows, output_width());
+    const DeviceRows hidden(*ops_, DType::kBF16, rows, output_width());
     model_->Forward(layout, cache, hidden.view(), taps);
     for (int64_t i = 0; i < num_layers; ++i) {
       observer(i, layers[static_cast<size_t>(i)].Download<float>());
@@ -206,7 +111,7 @@ class TestNetwork {
 
   std::vector<uint16_t> ForwardMtp(int m, const BatchLayout& layout, KvCache& cache,
                                    const std::vector<uint16_t>& previous) {
-    DeviceRows rows(ops_, DType::kBF16, layout.num_rows(), output_width());
+    DeviceRows rows(*ops_, DType::kBF16, layout.num_rows(), output_width());
     rows.Upload(previous);
     model_->ForwardMtp(m, layout, cache, rows.view(), rows.view());
     return rows.Download<uint16_t>();
@@ -215,9 +120,9 @@ class TestNetwork {
   /// Logits of rows of bf16 hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(const std::vector<uint16_t>& hidden) {
     const int64_t rows = static_cast<int64_t>(hidden.size()) / output_width();
-    DeviceRows from(ops_, DType::kBF16, rows, output_width());
+    DeviceRows from(*ops_, DType::kBF16, rows, output_width());
     from.Upload(hidden);
-    const DeviceRows logits(ops_, DType::kF32, rows, model_->vocab_size());
+    const DeviceRows logits(*ops_, DType::kF32, rows, model_->vocab_size());
     std::vector<int32_t> numbers(static_cast<size_t>(rows));
     std::iota(numbers.begin(), numbers.end(), 0);
     model_->Logits(Network::kTarget, from.view(), numbers, logits.view());
@@ -225,32 +130,9 @@ class TestNetwork {
   }
 
  private:
-  CudaOps ops_;
+  std::unique_ptr<CudaOps> ops_;
   ThreadPool pool_;
   std::unique_ptr<Network> model_;
-};
-
-/// A request whose tokens are known: the first `prompt` of them in the prompt's role. `tokens` has
-/// a few more than the `length` that are run, for MTP modules.
-struct KnownRequest {
-  std::vector<int32_t> tokens;
-  int32_t prompt = 0;
-  int32_t length = 0;
-  std::vector<std::vector<int32_t>> tables;  // by cache group
-  StateTables state;                         // where the network keeps running states
-
-  /// Positions [first, first + count), all of one role; tokens `shift` further on.
-  RequestWork Work(int32_t slot, int32_t first, int32_t count, int32_t shift) const {
-    return {.slot = slot,
-            .phase = first < prompt ? Phase::kPromptChunk : Phase::kDecode,
-            .context_length = first,
-            .tokens = std::span(tokens).subspan(static_cast<size_t>(first + shift),
-                                                static_cast<size_t>(count)),
-            .draft_tokens = {},
-            .samples = false,
-            .block_tables = tables,
-            .state = {.tables = &state, .tokens = StateTokens(first)}};
-  }
 };
 
 /// ||a - b|| / ||b|| of each row of `cols`, in order of size.
@@ -302,16 +184,6 @@ inline void ExpectAsNear(std::span<const float> device, std::span<const float> c
                                                 nearness.far_more + 2 +
                                                 static_cast<double>(rows / 50))
       << what;
-}
-
-/// log softmax of a row, in double precision.
-inline std::vector<double> LogSoftmax(std::span<const float> logits) {
-  const double max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - max);
-  std::vector<double> result;
-  for (const float x : logits) result.push_back(x - max - std::log(sum));
-  return result;
 }
 
 }  // namespace outrider::cuda

@@ -25,7 +25,9 @@ __device__ __forceinline__ void MultiplyHalf(MlaShared& shared, int stage, uint3
 }
 
 /// Issues a tile's scores, Q K^T over half `first_half` of columns 0-511, the other half and
-/// columns 512-575. Even tiles of a request begin with half 0, odd ones with half 1.
+/// columns 512-575. Even tiles of a request begin with half 0, odd ones with half 1. Waits for
+/// parts of the keys stand between products of one chain: ptxas puts a warpgroup.arrive behind each
+/// of them (C7519), which orders registers and waits for no product.
 __device__ __forceinline__ void IssueScores(MlaShared& shared, int stage, uint32_t parity,
                                             int first_half, float (&scores)[32]) {
   PinRegisters(scores);
