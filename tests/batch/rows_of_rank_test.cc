@@ -109,7 +109,7 @@ TEST_F(RowsOfRankTest, RunningStatesHaveTheRanksOwnPages) {
   RowsOfRank of_1(groups_, {1, kRanks});
   for (int round = 0; round < 2; ++round) {
     of_1.Assign(layout);
-    ASSERT_EQ(of_1.layout().num_requests(), 1);
+    ASSERT_EQ(of_1.layout().requests().size(), 1U);
     const RequestRows& request = of_1.layout().requests()[0];
     // Drafts leave nothing in a state.
     EXPECT_EQ(request.num_drafts, 2);
