@@ -268,50 +268,53 @@ TEST_P(SparseOpsTest, ChoiceIsByTheRoundedNumbers) {
   EXPECT_GT(unlike_exact, 0) << "the rounding changes nothing";
 }
 
-// A product that is NaN is not above 0, and counts as 0; a score that is NaN is below all others,
-// also below infinities. So a checkpoint with such numbers leaves the choice what it is on a GPU.
+// A product that is NaN is not above 0, and counts as 0; a score that is NaN is below all others.
+// So a checkpoint with such numbers leaves the choice what it is on a GPU.
 TEST_P(SparseOpsTest, ScoresThatAreNoNumbersAreTheLowest) {
   constexpr int32_t kWidth = 8;
   constexpr int32_t kTokens = 400;
-  constexpr int32_t kTopK = 50;
+  constexpr float kHuge = 3e38F;
   TestCache cache(0, kWidth, kTokens);
   TestMatrix keys(kTokens, kWidth);
-  // Products with the query (1, 1, 0, ...): the first number, or NaN.
-  const auto number_of = [](int32_t t) { return static_cast<float>(t * 37 % 101); };
+  const auto number_of = [](int32_t t) { return static_cast<float>(1 + t * 37 % 101); };
+  const auto is_nan = [](int32_t t) { return t % 5 == 1; };     // its first product
+  const auto overflows = [](int32_t t) { return t % 3 == 2; };  // both heads' products
   for (int32_t t = 0; t < kTokens; ++t) {
     keys.view().row(t)[0] = number_of(t);
-    if (t % 5 == 1) keys.view().row(t)[1] = std::nanf("");
+    if (is_nan(t)) keys.view().row(t)[1] = std::nanf("");
+    if (overflows(t)) keys.view().row(t)[2] = kHuge;
   }
   cache.Fill(keys);
+  // The second head's product is 0, or infinite, and is taken off.
   TestMatrix q(1, 2 * kWidth);
   q.view().row(0)[0] = q.view().row(0)[1] = 1;
-  q.view().row(0)[kWidth + 2] = 1;  // the second head's products are 0
+  q.view().row(0)[2] = q.view().row(0)[kWidth + 2] = kHuge;
+  TestMatrix weights(1, 2);
+  weights.view().row(0)[0] = 1;
+  weights.view().row(0)[1] = -1;
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 1, kTokens - 1, Phase::kDecode, cache);
-  for (const bool infinite : {false, true}) {
-    TestMatrix weights(1, 2);
-    weights.view().row(0)[0] = infinite ? INFINITY : 1.0F;
-    weights.view().row(0)[1] = 1;
+  // Where both overflow the score is NaN. A key with a NaN has NaN for both heads' products.
+  const auto score = [&](int32_t t) {
+    if (is_nan(t)) return 0.0F;
+    return overflows(t) ? -1.0F : number_of(t);
+  };
+  std::vector<int32_t> order(kTokens);
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) { return score(a) > score(b); });
+  for (const int32_t top_k : {1, 20, 100, 200}) {
     const SelectedEntries selected =
         ops().sparse()->SelectEntries(context, step.inputs(),
                                       {.heads = 2,
                                        .ratio = 1,
-                                       .top_k = kTopK,
+                                       .top_k = top_k,
                                        .q = Tensor(q.view()),
                                        .weights = Tensor(weights.view()),
                                        .keys = cache.cache});
-    // With an infinite weight a score is infinite, or NaN where the product is 0 or NaN.
-    std::vector<int32_t> want(kTokens);
-    std::iota(want.begin(), want.end(), 0);
-    const auto score = [&](int32_t t) {
-      const float product = t % 5 == 1 ? 0.0F : number_of(t);
-      return infinite ? (product > 0 ? 1.0F : 0.0F) : product;
-    };
-    std::ranges::stable_sort(want, [&](int32_t a, int32_t b) { return score(a) > score(b); });
-    want.resize(kTopK);
+    std::vector<int32_t> want(order.begin(), order.begin() + top_k);
     std::ranges::sort(want);
     EXPECT_EQ(std::vector<int32_t>(selected.entries, selected.entries + selected.counts[0]), want)
-        << "infinite weight: " << infinite;
+        << "top " << top_k;
   }
 }
 
