@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "tests/sanitized.h"
 #include "tests/server/model_server.h"
 #include "tests/server/tool_call_checks.h"
 
@@ -39,6 +40,8 @@ json FreeRequest(uint64_t seed) {
           {"seed", seed}};
 }
 
+constexpr uint64_t kStrictSeeds = kSanitized ? 2 : 4;
+
 class StrictToolsTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(StrictToolsTest, ArgumentsFollowTheSchemaOnceACallBegins) {
@@ -46,7 +49,7 @@ TEST_P(StrictToolsTest, ArgumentsFollowTheSchemaOnceACallBegins) {
   const ModelServer server(DrafterKind::kChain, GetParam(), WithMarks());
   const ModelServer plain(DrafterKind::kNone, GetParam(), WithMarks());
   size_t num_calls = 0;
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < kStrictSeeds; ++seed) {
     json request = FreeRequest(seed);
     for (json& tool : request["tools"]) tool["function"]["strict"] = true;
     // The model would never call by itself.
@@ -91,7 +94,7 @@ TEST_P(StrictToolsTest, OnlyAllowedToolsAreCalled) {
   const ModelServer server(DrafterKind::kChain, GetParam(), WithMarks());
   const json now = {{"type", "function"}, {"function", {{"name", "now"}}}};
   size_t num_calls = 0;
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < kStrictSeeds; ++seed) {
     json request = FreeRequest(seed);
     request["tool_choice"] = {{"type", "allowed_tools"},
                               {"allowed_tools", {{"mode", "auto"}, {"tools", {now}}}}};
