@@ -63,7 +63,7 @@ differing_from() {
   local names source
   names=$(git diff --name-only --diff-filter=d "$1" -- src/outrider | sed -n 's/\(\.h\|\.cc\)$/.cc/p')
   while read -r source; do
-    if { echo "$source" && cat "$source"; } | grep -qFf <(sort -u <<<"$names" | grep .); then
+    if { echo "$source" && cat "$source"; } | grep -Ff <(sort -u <<<"$names" | grep .) >/dev/null; then
       echo "$source"
     fi
   done
