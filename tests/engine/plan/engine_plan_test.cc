@@ -60,6 +60,20 @@ TEST(EnginePlan, AGpuTakesADrafterWithOtherHeadsThanTheTarget) {
   EXPECT_EQ(RefusalOf(eagle3, drafter, Gpu()), "");
 }
 
+TEST(EnginePlan, OnAProcessorADraftersEntriesAreNotOf8Bits) {
+  ModelFacts model = TinyV3WithEagle3();
+  for (LayerSpec& layer : model.config.layers) {
+    std::get<MlaSpec>(layer.attention).indexer = IndexerSpec{.heads = 8, .dim = 32, .top_k = 8};
+  }
+  model.config.num_nextn_predict_layers = 0;
+  EngineOptions options;
+  EXPECT_EQ(RefusalOf({.kv_cache_dtype = DType::kF8E4M3}, model, Processor()), "");
+  options.speculation.method = DraftMethod::kEagle3;
+  EXPECT_EQ(RefusalOf(options, model, Processor()), "");
+  options.kv_cache_dtype = DType::kF8E4M3;
+  EXPECT_THAT(RefusalOf(options, model, Processor()), HasSubstr("the EAGLE-3 drafter"));
+}
+
 TEST(EnginePlan, AGpuTakesThePagesOfDeepSeekV4) {
   for (const int32_t block : {16, 32, 64, 256}) {
     EXPECT_EQ(RefusalOf({.block_size = block}, TinyDSpark(), Gpu()), "") << block;

@@ -44,6 +44,18 @@ RoutedShape PlanRoutedExperts(const std::string& model, const ModelConfig& confi
   return shape;
 }
 
+/// On the processor only rows that read lists of entries read them in 8 bits.
+void CheckDrafterCache(const EngineOptions& options, const EnginePlan& plan) {
+  if (plan.device == DeviceKind::kCuda || plan.numbers.kv_dtype != DType::kF8E4M3 ||
+      !plan.drafts.own_checkpoint) {
+    return;
+  }
+  throw InvalidArgument(
+      "--kv-cache-dtype fp8 on the processor is for layers with an indexer, and the EAGLE-3 "
+      "drafter {} has none: use float32 or bfloat16",
+      options.speculation.model);
+}
+
 }  // namespace
 
 int32_t EnginePlan::MostStepTokens() const {
@@ -68,6 +80,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   plan.numbers.weights.whole_attention = options.data_parallel_attention;
   plan.form = PlanForm(options, model.config, plan.numbers.kv_dtype, plan.device, decisions);
   plan.drafts = PlanDrafts(options, model, decisions);
+  CheckDrafterCache(options, plan);
   PlanRanks(options, model, plan.device, decisions);
   plan.cache = PlanCacheLayout(options, model, plan.drafts, plan.form.cache, plan.numbers.cache(),
                                device.activation_type);
