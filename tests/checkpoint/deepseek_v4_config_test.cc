@@ -1,4 +1,5 @@
-// The configs of DeepSeek-V4, as they are published, and what is refused of them.
+// The configs of DeepSeek-V4, as they are published, and what is refused of them. One
+// case per key makes it long.
 #include <gmock/gmock.h>
 
 #include <algorithm>

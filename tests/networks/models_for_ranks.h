@@ -1,5 +1,5 @@
-// The bundled checkpoints as they are, where so many GPUs can share them; else their configs with
-// sizes that can be shared, for dummy weights.
+// The bundled checkpoints as they are, where a number of ranks can share them; else their configs
+// with sizes that can be shared, for dummy weights.
 #pragma once
 
 #include <filesystem>

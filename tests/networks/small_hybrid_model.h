@@ -105,7 +105,7 @@ inline nlohmann::json SmallKimiConfig(int32_t vocab_size) {
           {"eos_token_id", 1}};
 }
 
-/// With so many heads of either kind.
+/// With this number of heads of either kind.
 inline nlohmann::json WithHeads(nlohmann::json config, int32_t heads) {
   config["num_attention_heads"] = config["num_key_value_heads"] = heads;
   if (config.contains("linear_attn_config")) config["linear_attn_config"]["num_heads"] = heads;

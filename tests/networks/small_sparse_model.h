@@ -20,8 +20,8 @@ struct SmallSparseSizes {
   int32_t index_heads = 0;  // 0: those of the config; else all sizes are such as a GPU takes
   int32_t gpu_width = 64;   // of the MLP then; experts have half
 };
-/// Sizes that the GPU's kernels take, and so many ranks share: lists shorter than a split, and of
-/// two splits.
+/// Sizes that the GPU's kernels take and `ranks` ranks can share: lists shorter than a split, and
+/// of two splits.
 constexpr SmallSparseSizes GpuV32Sizes(int32_t ranks) {
   return {.heads = std::max(4, ranks), .index_heads = 8, .gpu_width = std::max(64, 16 * ranks)};
 }

@@ -21,7 +21,7 @@ struct SmallStepSizes {
   int width = 32;  // of the MLP; experts have half
   int experts = 4;
 };
-/// Those that the GPU's kernels take, and so many ranks share.
+/// Sizes that the GPU's kernels take and `ranks` ranks can share.
 constexpr SmallStepSizes GpuStepSizes(int ranks) {
   return {.hidden = 64,
           .heads = 3 * std::max(2, ranks),

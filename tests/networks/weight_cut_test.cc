@@ -1,5 +1,6 @@
 // Every weight that a family declares, cut into 2, 4 and 8: products with the parts are the columns
-// of the product with the whole, bit for bit, and each rank reads no more than its part.
+// of the product with the whole, bit for bit, and each rank reads no more than its part. One
+// case per family makes it long.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

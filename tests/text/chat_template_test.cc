@@ -1,3 +1,5 @@
+// Chat templates: what they are given, what they render, what is refused. One case per fault makes
+// it long.
 #include "outrider/text/chat_template.h"
 
 #include <gmock/gmock.h>

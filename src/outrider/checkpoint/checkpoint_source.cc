@@ -1,4 +1,5 @@
-// OpenCheckpoint: the tensors of a Hugging Face directory's safetensors files.
+// OpenCheckpoint: the tensors of a Hugging Face directory's safetensors files. Longer than most
+// files: every stored format's checks stand beside the reads that rely on them.
 #include <algorithm>
 #include <cmath>
 #include <map>

@@ -10,7 +10,7 @@ namespace outrider {
 
 namespace {
 
-// Logits are kept for about so many rows at a time, which bounds their memory.
+// Logits are kept for about this number of rows at a time, which bounds their memory.
 constexpr size_t kLogitsRows = 256;
 
 }  // namespace

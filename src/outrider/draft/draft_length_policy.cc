@@ -9,7 +9,7 @@ namespace outrider {
 
 namespace {
 
-// Acceptance at a position is a mean over about so many drafts there.
+// Acceptance at a position is a mean over about this number of drafts there.
 constexpr double kRecentDrafts = 128;
 // Where no draft was tried, what is known fades with this number of steps, towards kGuess, which
 // counts as kGuessWeight drafts. So a number that was given up is tried again, every few thousand
@@ -17,7 +17,7 @@ constexpr double kRecentDrafts = 128;
 constexpr double kFadingSteps = 2048;
 constexpr double kGuess = 0.8;
 constexpr double kGuessWeight = 4;
-// Prompt rows per token are a mean over about so many tokens.
+// Prompt rows per token are a mean over about this number of tokens.
 constexpr double kRecentTokens = 4096;
 
 }  // namespace

@@ -53,7 +53,7 @@ struct Engine::Mailbox {
     // What is new takes free slots, unless some wait in spite of them, for room in the cache.
     const int64_t waiting = counters.num_requests_waiting;
     const int64_t free = waiting > 0 ? 0 : slots - counters.num_requests_running;
-    const int64_t unplaced = num_queued + num_arriving - free;  // below 0: so many slots are left
+    const int64_t unplaced = num_queued + num_arriving - free;  // negative: slots that are left
     if (waiting + std::max<int64_t>(unplaced + count, 0) <= limit) return;
     throw Error(ErrorCode::kOverloaded,
                 fmt::format("{} requests are waiting (--max-num-queued-reqs {}): try again later",

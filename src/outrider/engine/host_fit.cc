@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kLeastCache = 64 * kMiB;  // worth to be proposed
 
-/// What the user can change so that `need` fits into so many bytes.
+/// What the user can change so that `need` fits into `available` bytes.
 std::string Advice(const HostNeed& need, int64_t available) {
   if (need.offloaded > 0) {
     const int64_t room = available - need.weights - need.kv_cache - kHostBaseBytes;

@@ -18,7 +18,7 @@ constexpr double kMostSeconds = 3;
 constexpr int32_t kMostRequests = 64;
 constexpr int32_t kGrowth = 4;  // from one number of requests to the next
 constexpr int32_t kRounds = 3;  // over all numbers of drafts, for each batch size
-// The prompts of so many requests say what a row of a prompt takes.
+// The prompts of this number of requests say what a row of a prompt takes.
 constexpr int32_t kLeastPromptRequests = 4;
 constexpr int32_t kMostPromptRequests = 16;
 // Rows of each prompt. A model with slow steps has no time for long ones; a GPU takes as long for a
@@ -96,7 +96,7 @@ class StepTimer {
   /// Most tokens of a request: steps while others compute their prompts count, too.
   int32_t MostTokens() const { return static_cast<int32_t>(kRunSteps + 2) * (1 + max_drafts_); }
 
-  /// Whether so many requests fit.
+  /// Whether `num_requests` requests fit.
   bool HasRoom(int32_t num_requests) const {
     const SchedulerConfig& config = core_.parts().scheduler;
     const int32_t tokens = PromptRows(num_requests) + MostTokens();

@@ -1,3 +1,4 @@
+// Longer than most files: the table of routes, and a handler for each.
 #include "outrider/server/api.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Longer than most files: a parser, and the matcher of what it gives.
 #include "outrider/text/split_pattern.h"
 
 #include <cctype>

@@ -29,7 +29,7 @@ inline int32_t VocabOf(const std::filesystem::path& checkpoint) {
   return static_cast<int32_t>(ReadModelConfig(checkpoint).vocab_size);
 }
 
-/// A request with a prompt of so many random tokens.
+/// A request with a prompt of `tokens` random tokens.
 inline GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab) {
   std::mt19937 random(seed);
   GenerationRequest request;
@@ -50,7 +50,7 @@ inline GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab
 template <typename Base>
 class RanksOnGpus : public Base {
  protected:
-  /// Operations of so many ranks, which take turns on the first `gpus()` GPUs.
+  /// Operations of `ranks` ranks, which take turns on the first `gpus()` GPUs.
   std::vector<const Ops*> RankOps(int32_t ranks, bool whole_attention) const {
     static auto& all =
         *new std::map<std::tuple<int32_t, bool, int>, std::vector<std::unique_ptr<Ops>>>;

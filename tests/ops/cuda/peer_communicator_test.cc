@@ -27,7 +27,7 @@ const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=
 using Make = std::vector<std::unique_ptr<Communicator>> (*)(std::span<const CudaOps* const>,
                                                             double);
 
-/// act(context) on a thread of every rank; the ranks take turns on so many GPUs.
+/// act(context) on a thread of every rank; the ranks take turns on `gpus` GPUs.
 void OnRanks(int32_t ranks, double seconds,
              const std::function<void(const Context&, const CudaOps&)>& act,
              Make make = MakePeerCommunicators, int gpus = 1) {

@@ -57,7 +57,7 @@ class HeadRun {
   /// The convolution of a part at a position, then silu.
   void Convolve(int32_t part, int32_t position, float* out) const;
   void Decays(int64_t row, float* out) const;
-  /// The state of so many tokens is there.
+  /// Stores the state behind the first `tokens` tokens where the step leaves it.
   void TakeState(int32_t tokens);
   void StoreCheckpoint(int32_t tokens, float* to) const;
 

@@ -1,3 +1,4 @@
+// Longer than most files: what a kind of weight declares and how it is packed stand side by side.
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 
 #include <numeric>

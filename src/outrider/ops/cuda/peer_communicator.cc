@@ -12,9 +12,9 @@ namespace outrider::cuda {
 namespace {
 
 constexpr size_t kLeastPostBytes = size_t{1} << 20;
-// Of a rank's columns: from so many on the others read them where they are.
+// From this size of a rank's columns on, the others read them where they are.
 constexpr size_t kLeastDirectBytes = size_t{4} << 20;
-// Of a rank's columns: up to so many go with flags.
+// Columns of a rank up to this size go with flags.
 constexpr size_t kMostFlaggedBytes = size_t{1} << 20;
 constexpr size_t kCountersBytes = (sizeof(ExchangeCounters) + 15) / 16 * 16;
 static_assert(kMostExchangeRanks == kMostRanks);

@@ -28,7 +28,7 @@ bool HoldsScaledKeys(const LayerCache& keys) {
   return keys.has_scales;
 }
 
-/// Rows whose scores take so many bytes at most.
+/// How many rows' scores fit into `bytes`.
 int ScoreRows(int64_t bytes, int64_t scores_stride) {
   const int64_t rows = bytes / (scores_stride * static_cast<int64_t>(sizeof(float)));
   return Int(std::clamp<int64_t>(rows / kRowStep * kRowStep, kRowStep, kMostCallRows));

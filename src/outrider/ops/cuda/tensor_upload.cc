@@ -1,3 +1,4 @@
+// Longer than most files: one way for each stored format.
 #include "outrider/ops/cuda/tensor_upload.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Compressors against double precision, and the equality of an entry's bits however its tokens were
-// cut into steps. Needs a GPU of compute capability 9.0.
+// cut into steps. Needs a GPU of compute capability 9.0. Long because it has its own reference.
 #include "outrider/kernels/cuda/compressed/compress_entries.h"
 
 #include <gtest/gtest.h>

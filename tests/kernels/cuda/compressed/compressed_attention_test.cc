@@ -1,5 +1,6 @@
 // Attention over a window and compressed entries against double precision, and the equality of a
-// row's bits in every step. Needs a GPU of compute capability 9.0.
+// row's bits in every step. Needs a GPU of compute capability 9.0. Long because it has its own
+// reference.
 #include "outrider/kernels/cuda/compressed/compressed_attention.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The router against the CPU's RouteRows, bit for bit, and the work list that it leaves. Needs a
-// GPU of compute capability 9.0.
+// GPU of compute capability 9.0. One case per kind of router makes it long.
 #include "outrider/kernels/cuda/moe/expert_router.h"
 
 #include <gtest/gtest.h>

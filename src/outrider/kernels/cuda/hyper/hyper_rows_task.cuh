@@ -2,7 +2,8 @@
 // thread four neighbouring columns of it in all streams and rows. Streams are read and written
 // once. What needs no other kernel is asked for before the wait for it: fn, which is 1.6 MB of a
 // layer of 4096 columns. Weights of the addition are for the next launch: a warp makes them beside
-// the mixture, of a single row one that has no columns.
+// the mixture, of a single row one that has no columns. Longer than most files: all of it is one
+// launch.
 #pragma once
 
 #include "outrider/kernels/cuda/hopper/cluster.cuh"

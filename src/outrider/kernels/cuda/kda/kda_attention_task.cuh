@@ -1,6 +1,7 @@
 // The pass over the state of one head of one request, a block of 128 threads. The state is in
 // registers: a thread has 16 key channels of 8 value channels. Rows come through shared memory, a
-// block of 16 tokens at a time, copied while the one before is computed.
+// block of 16 tokens at a time, copied while the one before is computed. Longer than most files:
+// the steps of one pass share its registers.
 #pragma once
 
 #include "outrider/base/rounded_exp.h"

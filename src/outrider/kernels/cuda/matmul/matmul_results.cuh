@@ -3,7 +3,7 @@
 // blocks of a cluster have a segment each, all put their sums where the stages were, and each adds
 // up a part of the results, segments in order. Every body has this code once for each kind of
 // result. Edge cases stand apart: an epilogue runs once per tile and is limited by instruction
-// fetch.
+// fetch. Longer than most files: one case for each kind of result.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -31,7 +31,7 @@ constexpr bool HasBytes(WeightFormat format) {
 }
 
 /// How many blocks share rows of x, where not all have a multiprocessor of their own. Sharing pays
-/// where reading x takes long, and no longer than the products.
+/// with many rows of x, as long as reading them takes longer than the products.
 int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
   const bool pays = weight.format == WeightFormat::kBf16 && (tokens == 32 || tokens == 64);
   if (!pays || segments > 1 || rows > tokens) return 1;

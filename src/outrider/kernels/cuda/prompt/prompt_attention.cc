@@ -1,3 +1,4 @@
+// Longer than most files: nothing else knows cuDNN, its loading, plans and errors.
 #include "outrider/kernels/cuda/prompt/prompt_attention.h"
 
 #include <cudnn_frontend.h>
