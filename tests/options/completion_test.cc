@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/options/option_table.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -29,20 +31,17 @@ std::vector<std::string> Offered(const std::vector<std::string>& words) {
   script += ")\nCOMP_CWORD=" + std::to_string(words.size()) +
             // Of a shell without a terminal; it tells a user's shell how to show names of files.
             "\ncompopt() { :; }\n_outrider\nprintf '%s\\n' \"${COMPREPLY[@]}\" >&3\n";
-  const std::string path = ::testing::TempDir() + "/outrider_completion_test";
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() / "offered";
   std::unique_ptr<FILE, int (*)(FILE*)> bash(
       popen(("bash -u /dev/stdin 3>'" + path + "'").c_str(), "w"), pclose);
   EXPECT_EQ(std::fwrite(script.data(), 1, script.size(), bash.get()), script.size());
   EXPECT_EQ(pclose(bash.release()), 0) << script;
   std::vector<std::string> offered;
-  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "r"), std::fclose);
-  std::string text(1 << 16, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  std::istringstream lines(text);
+  std::ifstream lines(path);
   for (std::string line; std::getline(lines, line);) {
     if (!line.empty()) offered.push_back(line);
   }
-  std::remove(path.c_str());
   return offered;
 }
 
