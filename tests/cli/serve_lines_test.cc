@@ -109,6 +109,29 @@ TEST(MemoryTable, EveryRankHasALineWhereThereAreSeveral) {
   EXPECT_THAT(lines[5], AllOf(HasSubstr("all ranks"), HasSubstr("15.0 MiB")));
 }
 
+// On GPUs too, whose table has lines of its own.
+TEST(MemoryTable, EveryRankHasALineOnGpus) {
+  MemoryReport memory;
+  memory.weights = {{DType::kBF16, 5 << 20}};
+  memory.kv_tokens = 1000;
+  memory.kv_cache_bytes = 3 << 20;
+  memory.gpu = {.total = 100 << 20, .usable = 90 << 20, .work_space = 2 << 20, .measured = true};
+  EXPECT_THAT(MemoryLines(memory, 0).back(),
+              AllOf(HasSubstr("in all"), HasSubstr("10.0 MiB  of 90.0 MiB that may be used, of "
+                                                   "100.0 MiB of the GPU")));
+  memory.ranks = {{.weights = 5 << 20, .cache = 3 << 20}, {.weights = 4 << 20, .cache = 3 << 20}};
+  memory.cache_ranks = 2;
+  const std::vector<std::string> lines = MemoryLines(memory, 500);
+  ASSERT_EQ(lines.size(), 8U);
+  EXPECT_THAT(lines[3], AllOf(HasSubstr("work space"), HasSubstr("2.0 MiB")));
+  EXPECT_THAT(lines[4], HasSubstr("of 90.0 MiB that may be used, of 100.0 MiB of each GPU"));
+  EXPECT_THAT(lines[5], AllOf(HasSubstr("rank 0"), HasSubstr("8.0 MiB  weights 5.0 MiB, cache 3.0 "
+                                                             "MiB: the lines above are its")));
+  EXPECT_THAT(lines[6], AllOf(HasSubstr("rank 1"), HasSubstr("7.0 MiB  weights 4.0 MiB")));
+  EXPECT_THAT(lines[7], AllOf(HasSubstr("all ranks"),
+                              HasSubstr("caches hold 2000 tokens, 4.0 requests of 500 tokens")));
+}
+
 TEST(MemoryTable, SaysWhatCachesOfRanksThatShareRequestsHoldTogether) {
   MemoryReport memory;
   memory.kv_tokens = 1000;
@@ -124,6 +147,35 @@ TEST(MemoryTable, SaysWhatCachesOfRanksThatShareRequestsHoldTogether) {
               HasSubstr("their caches hold 80 pages, 8.0 requests of 500 tokens"));
   memory.cache_ranks = 1;
   EXPECT_THAT(MemoryLines(memory, 500).back(), testing::Not(HasSubstr("caches")));
+}
+
+// Of linear attention: what a running request takes, and what a checkpoint.
+TEST(MemoryTable, RunningStatesAreALine) {
+  MemoryReport memory;
+  memory.kv_pages = 120;
+  memory.kv_page_bytes = 1 << 20;
+  memory.kv_cache_bytes = 120 << 20;
+  memory.kv_groups.resize(1);
+  memory.kv_groups[0].pages_per_request = 10;
+  const RunningStateSpec spec = {.heads = 32, .head_dim = 128, .conv = 4};
+  memory.state = {.spec = spec, .state_pages = 3, .row_pages = 2, .tokens_per_checkpoint = 512};
+  const std::vector<std::string> lines = MemoryLines(memory, 4096);
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_THAT(lines[2], HasSubstr("120 pages of 1.0 MiB, 8.0 requests of 4096 tokens"));
+  // 32 heads of 128 x 128 numbers and 3 rows of q, k and v; 32 rows of q, k, v and more.
+  EXPECT_EQ(spec.StateBytes(), 32 * (128 * 128 + 3 * 3 * 128) * 4);
+  EXPECT_EQ(lines[4],
+            "  running state: 2.1 MiB in 3 pages and kept rows 3.0 MiB in 2 pages for a request, "
+            "2.1 MiB in 3 pages for a checkpoint");
+  LoadedEngine explained;
+  explained.config = ReadModelConfig(SourceDirectory() / "models/tiny-ling");
+  explained.memory = memory;
+  const Json state = Json::parse(ExplainJson("models/tiny", explained))["memory"]["running_state"];
+  EXPECT_EQ(state["request_bytes"], spec.StateBytes() + spec.RowBytes());
+  EXPECT_EQ(state["request_pages"], 5);
+  EXPECT_EQ(state["checkpoint_bytes"], spec.StateBytes());
+  EXPECT_EQ(state["checkpoint_pages"], 3);
+  EXPECT_EQ(state["tokens_per_checkpoint"], 512);
 }
 
 TEST(MemoryTable, KeptRowsAreALineWhereThereAreAny) {

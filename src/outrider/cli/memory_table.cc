@@ -116,15 +116,14 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     lines.push_back(line("work space", gpu.work_space,
                          gpu.measured ? "between operations, libraries, other processes"
                                       : "an estimate: measured when the engine starts"));
-    lines.push_back(line("in all", sum + gpu.work_space,
-                         fmt::format("of {} that may be used, of {} of the GPU",
-                                     ByteSizeText(gpu.usable), ByteSizeText(gpu.total))));
-    return lines;
-  }
-  if (memory.ranks.empty()) {
+    lines.push_back(
+        line("in all", sum + gpu.work_space,
+             fmt::format("of {} that may be used, of {} of {} GPU", ByteSizeText(gpu.usable),
+                         ByteSizeText(gpu.total), memory.ranks.empty() ? "the" : "each")));
+  } else if (memory.ranks.empty()) {
     lines.push_back(line("in all", sum, ""));
-    return lines;
   }
+  if (memory.ranks.empty()) return lines;
   int64_t all = 0;
   for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
     const RankMemory& own = memory.ranks[rank];

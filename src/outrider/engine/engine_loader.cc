@@ -59,9 +59,9 @@ void PlanPages(const EngineOptions& options, const ModelConfig& config,
                const std::optional<GpuBudget>& gpu, PlannedEngine& planned) {
   planned.gpu = gpu;
   planned.cache_decisions.clear();
-  planned.scheduler =
-      PlanCache(options, config, planned.plan,
-                MemoryOfCache(options, gpu, planned.weights.first_rank()), planned.cache_decisions);
+  planned.scheduler = PlanCache(options, config, planned.plan,
+                                MemoryOfCache(options, gpu, planned.weights.largest_rank()),
+                                planned.cache_decisions);
 }
 
 MemoryReport MemoryOf(const PlannedEngine& planned) {
@@ -106,7 +106,7 @@ PlannedEngine Plan(const EngineOptions& options) {
       MeasureWeights(*planned.device.ops, planned.checkpoints, plan, plan.numbers.weights);
   std::optional<GpuBudget> gpu;
   if (FillsGpu(options, plan.device)) {
-    gpu = EstimateGpu(options, device.memory, planned.weights.first_rank());
+    gpu = EstimateGpu(options, device.memory, planned.weights.largest_rank());
   }
   PlanPages(options, model.config, gpu, planned);
   planned.host_fit = FitInHost(options, planned);
@@ -163,9 +163,10 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   maker->ReadWeights(std::move(planned.device.own_ops), progress);
   maker->WarmUpDevice(planned.scheduler);
   if (FillsGpu(options, plan.device)) {
-    PlanPages(options, loaded.config,
-              MeasureGpu(options, LeastMemory(planned.device.ranks), planned.weights.first_rank()),
-              planned);
+    PlanPages(
+        options, loaded.config,
+        MeasureGpu(options, LeastMemory(planned.device.ranks), planned.weights.largest_rank()),
+        planned);
   }
   Describe(planned, loaded);
   maker->MakeCaches(planned.scheduler.cache);

@@ -182,6 +182,9 @@ TEST(MemoryReport, TellsRanksAndPartsOfGroups) {
   const Planned ranks = PlanOf({.tensor_parallel_size = 2}, {100 * kMiB, "a test"});
   const MeasuredWeights weights = {.model = {}, .drafter = {}, .ranks = {18, 17}};
   EXPECT_EQ(weights.all_ranks(), 35);
+  EXPECT_EQ(weights.largest_rank(), 18);
+  EXPECT_EQ((MeasuredWeights{.model = {}, .drafter = {}, .ranks = {17, 19, 18}}).largest_rank(),
+            19);
   const MemoryReport two = ReportMemory(ranks.plan, ranks.scheduler, weights, std::nullopt);
   ASSERT_EQ(two.ranks.size(), 2U);
   EXPECT_EQ(two.ranks[1].weights, 17);

@@ -1,6 +1,7 @@
 // Where an engine's memory goes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -69,6 +70,8 @@ struct MeasuredWeights {
   std::vector<int64_t> ranks;  // bytes of each, of all weights
 
   int64_t first_rank() const { return ranks.front(); }
+  /// Parts of several ranks may differ by blocks of columns.
+  int64_t largest_rank() const { return std::ranges::max(ranks); }
   int64_t all_ranks() const { return std::accumulate(ranks.begin(), ranks.end(), int64_t{0}); }
 };
 
