@@ -17,7 +17,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr size_t kLeastAllBytes = size_t{1} << 20;
-// Of a call that another thread is in when a rank ends.
+// How long a call that another thread is in may take to return once a rank has ended.
 constexpr std::chrono::seconds kPatienceOfEnd(1);
 
 }  // namespace

@@ -47,7 +47,7 @@ __device__ __forceinline__ float4 RoundFp8Group(float4 x) {
   return make_float4(RoundToFp8(x.x), RoundToFp8(x.y), RoundToFp8(x.z), RoundToFp8(x.w)) * scale;
 }
 
-/// The same of 8 lanes to e2m1.
+/// The four numbers of a lane, rounded with its group of 8 lanes to e2m1.
 __device__ __forceinline__ float4 RoundFp4Group(float4 x) {
   const uint32_t exponent = GroupExponent<kFp4GroupLanes>(x, 6 * 0x1p-126F, 6.0F);
   const float scale = __uint_as_float(exponent << 23);

@@ -92,7 +92,7 @@ __device__ __forceinline__ void WgmmaE4m3M64N128(float (&d)[64], uint64_t a, uin
       : "l"(a), "l"(b), "r"(scale_d));
 }
 
-/// The same with 64 columns.
+/// m64n64k32 of e4m3 operands, as WgmmaE4m3M64N128.
 __device__ __forceinline__ void WgmmaE4m3M64N64(float (&d)[32], uint64_t a, uint64_t b,
                                                 int scale_d) {
   asm volatile(

@@ -48,7 +48,7 @@ constexpr uint32_t Int4Part(uint32_t code, int pair, int odd) {
   return code << (4 * pair + 16 * odd);
 }
 
-/// The same of an e2m1 code: sign, two bits of exponent, one of mantissa, which are wanted at the
+/// An e2m1 code as such a part: sign, two bits of exponent, one of mantissa, wanted at the
 /// bits 15, 8, 7, 6 of a bf16. Pair 0 is there, pairs 1 and 2 are moved there by rotations of the
 /// word to the left by 6 and 12, which take the last three bits of pair 2 from the other half. Pair
 /// 3 has what they leave, and is moved by 2 to the left but for a bit that goes 6 to the right.
