@@ -139,10 +139,33 @@ TEST_F(QuantizedTensorsTest, WhatIsNoInt4) {
   EXPECT_THAT(ErrorOf([&] { infinite->ReadRows(0, 2, values.data()); }),
               HasSubstr("a.weight_scale holds a value that is not finite in row 1, column 0"));
   infinite->ReadRows(0, 1, values.data());
+  const auto nan =
+      Open({words, BFloat16Scales({2, 2}, {1, NAN, 1, 1})})->Open({"a.weight", {2, 64}});
+  EXPECT_THAT(ErrorOf([&] { nan->ReadRows(0, 2, values.data()); }),
+              HasSubstr("a.weight_scale holds a value that is not finite in row 0, column 1"));
   const auto zero =
       Open({words, BFloat16Scales({2, 2}, {1, 1, 1, -0.0F})})->Open({"a.weight", {2, 64}});
   EXPECT_THAT(ErrorOf([&] { zero->ReadRows(0, 2, values.data()); }),
               HasSubstr("a.weight_scale holds a scale of zero in row 1, column 1"));
+}
+
+// A file that was cut off, and tensors of fewer rows or words than the matrix has.
+TEST_F(QuantizedTensorsTest, TruncatedPackedTensors) {
+  const TensorToWrite words = Words(2, 8);
+  const TensorToWrite scales = BFloat16Scales({2, 2}, {1, 1, 1, 1});
+  Open({scales, words});
+  const std::filesystem::path file = directory_.path() / "model.safetensors";
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  ModelConfig config;
+  config.quantization.method = "compressed-tensors";
+  EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(directory_.path(), config); }),
+              HasSubstr("tensor \"a.weight_packed\" has data_offsets"));
+  EXPECT_THAT(Problem({Words(2, 7), scales}, 2, 64),
+              HasSubstr("a.weight_packed is [2, 56], not [2, 64]"));
+  EXPECT_THAT(Problem({Words(1, 8), scales}, 2, 64),
+              HasSubstr("a.weight_packed is [1, 64], not [2, 64]"));
+  EXPECT_THAT(Problem({Words(2, 8), BFloat16Scales({1, 2}, {1, 1})}, 2, 64),
+              HasSubstr("a.weight_packed (scales are [1, 2], not one for every"));
 }
 
 TensorToWrite Pairs(const char* name, const char* dtype) {
