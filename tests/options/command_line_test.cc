@@ -463,6 +463,12 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
   EXPECT_THAT(ErrorOf({"generate", "m", "--prompt", "x", "--port", "5"}),
               HasSubstr("it is an option of outrider serve"));
   EXPECT_THAT(ErrorOf({"serve", "m", "-x"}), HasSubstr("unknown option -x"));
+  for (const char* option : {"--nnodes", "--node-rank", "--dist-init-addr=a:1", "--master-addr"}) {
+    EXPECT_THAT(ErrorOf({"serve", "m", option, "2"}),
+                HasSubstr("of outrider serve; one process serves with the devices of one host: "
+                          "several hosts are not built yet"))
+        << option;
+  }
   EXPECT_THAT(ErrorOf({"serve", "m", "n"}), HasSubstr("unexpected argument 'n'"));
   EXPECT_THAT(
       ErrorOf({"bench", "kernels", "m"}),

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -85,10 +86,12 @@ bool RankTeam::RunPart(Rank& rank) {
     (*part_)(rank);
     rank.ThrowIfEnded();  // as its device may tell only now
     return true;
+  } catch (const std::bad_alloc&) {
+    rank.End("no memory is left");
   } catch (const std::exception& error) {
     rank.End(error.what());
-    return false;
   }
+  return false;
 }
 
 bool RankTeam::WaitFor(const Worker& worker, double seconds) const {

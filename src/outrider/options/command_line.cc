@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -21,6 +22,9 @@ namespace outrider {
 namespace {
 
 constexpr const char* kConfigVariable = "OUTRIDER_CONFIG";
+// Options of vLLM and SGLang that start a process of each host (docs/several-gpus.md).
+constexpr std::string_view kOfSeveralHosts[] = {"nnodes", "node-rank", "dist-init-addr",
+                                                "master-addr", "master-port"};
 
 /// The values that one source (arguments, environment or file) gives.
 using Layer = std::vector<std::pair<const OptionRow*, OptionValue>>;
@@ -101,6 +105,9 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
   std::vector<std::string> flags;
   for (const std::string& candidate : known) flags.push_back("--" + candidate);
   std::string hint = Suggestion("--" + name, flags);
+  if (std::ranges::find(kOfSeveralHosts, name) != std::end(kOfSeveralHosts)) {
+    hint = "; one process serves with the devices of one host: several hosts are not built yet";
+  }
   if (const auto other = CommandWithOption(name); other.has_value()) {
     const bool before_command = command_name.empty() || command_name == "bench";
     hint = before_command ? "; options stand after the command"

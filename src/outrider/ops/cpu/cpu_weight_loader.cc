@@ -208,8 +208,8 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
   };
   Declare(
       std::move(tensors),
-      [this, format, share, total_rows, cols](Piece& p) {
-        CheckCut(p, format(p), share);
+      [this, format, cut = stacked.cut, whole_rows, total_rows, cols](Piece& p) {
+        CheckCut(p, format(p), cut, whole_rows);
         return PieceSize{PackedBytes(format(p), total_rows, cols), format(p).dtype};
       },
       [format, out, first_row = share.first, rows, total_rows, cols](Piece& p, std::byte* memory,
@@ -268,16 +268,28 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
   pieces_.back().part = static_cast<double>(rows) / static_cast<double>(whole_rows);
 }
 
-void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format,
-                               const Share& share) const {
+void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, Cut cut,
+                               int64_t whole_rows) const {
   const bool has_blocks = format.dtype == DType::kF8E4M3 && !format.row_scales;
   if (!has_blocks || form_.place.ranks == 1) return;
-  if (share.first % kPanelRows == 0 && (piece.open.size() == 1 || share.count % kPanelRows == 0)) {
-    return;
-  }
+  const auto fits = [&](const Share& share) {
+    return share.first % kPanelRows == 0 &&
+           (piece.open.size() == 1 || share.count % kPanelRows == 0);
+  };
+  if (fits(OwnShare(cut, whole_rows))) return;
+  int32_t can = form_.place.ranks - 1;
+  const auto can_share = [&] {
+    for (int32_t rank = 0; rank < can; ++rank) {
+      const bool even = cut != Cut::kHeads || whole_rows % can == 0;
+      if (!even || !fits(ShareOf(cut, whole_rows, {rank, can}))) return false;
+    }
+    return true;
+  };
+  while (!can_share()) --can;
   throw InvalidArgument(
-      "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows",
-      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows);
+      "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows; {} "
+      "can share it",
+      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows, can);
 }
 
 void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& whole) {

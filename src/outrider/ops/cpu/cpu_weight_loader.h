@@ -93,8 +93,9 @@ class CpuWeightLoader : public WeightLoader {
   /// A handle of a matrix of `count` tensors [rows, cols] that is yet to be declared.
   PackedMatrix* NewMatrix(Weight* out, int64_t count, int64_t rows, int64_t cols,
                           const WeightCut& cut = {});
-  /// Throws Error where a part of a matrix would share a panel of FP8 codes with other blocks.
-  void CheckCut(const Piece& piece, const PackedFormat& format, const Share& share) const;
+  /// Throws Error where a part of a matrix would share a panel of FP8 codes with other blocks; it
+  /// names how many ranks can share the matrix. whole_rows: of each tensor.
+  void CheckCut(const Piece& piece, const PackedFormat& format, Cut cut, int64_t whole_rows) const;
   void OpenAll();
   Share OwnShare(Cut cut, int64_t size) const {
     return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
