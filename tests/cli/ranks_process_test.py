@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,33 @@ def answers_of_two_ranks_are_those_of_one():
     for more in ([], ["--data-parallel-attention"]):
         for request, one, two in zip(requests(), of_one, run("2", *more)):
             assert one == two, (more, request, one, two)
+
+
+@test
+def generate_explain_and_the_start_tell_of_ranks():
+    def run(command, ranks, *more):
+        return subprocess.run(
+            [OUTRIDER, command, MODEL, *RANKS, ranks, "--spec-tokens", "3", "--kv-cache-memory-bytes", "64M",
+             *more], capture_output=True, text=True, timeout=240, check=True).stdout
+    answers_of = []
+    for ranks in ("1", "2"):
+        answer = json.loads(run("generate", ranks, "--prompt", "Once upon a time", "--max-tokens", "12",
+                                "--temperature", "0", "--ignore-eos", "--logprobs", "2",
+                                "--prompt-logprobs", "1"))
+        del answer["timings"]
+        answers_of.append(answer)
+    assert answers_of[0] == answers_of[1], answers_of
+    assert len(answers_of[0]["logprobs"]) == 12 and answers_of[0]["prompt_logprobs"], answers_of[0]
+    explained = run("explain", "2")
+    memory = json.loads(run("explain", "2", "--json"))["memory"]
+    assert len(memory["ranks"]) == 2 and memory["ranks"][1]["weight_bytes"] > 0, memory["ranks"]
+    with Server(*RANKS, "2") as server:
+        start = "\n".join(server.lines)
+    for text in (explained, start):
+        for line in ("rank 0 .* weights .*, cache .*: the lines above are its", "rank 1 .* weights .*, cache",
+                     "all ranks "):
+            assert re.search(line, text), (line, text)
+    assert "Loading safetensors checkpoint shards: 100%" in start, start
 
 
 @test
