@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -131,6 +133,41 @@ TEST(EngineLoader, CachesOfRanksThatShareRequestsHoldSoManyTimesTheTokens) {
   const LoadedEngine loaded = LoadEngine(options, nullptr);
   loaded.engine->Step();  // counters are those of the end of a step
   EXPECT_EQ(loaded.engine->Counters().num_kv_blocks, 2 * one.kv_pages);
+}
+
+// Over full history, windows with compressed entries, and running states: a request of the greatest
+// length fits into the pages that are told of it, and takes most of them.
+TEST(EngineLoader, ARequestTakesThePagesThatAreTold) {
+  for (const char* model : {"models/tiny-v3-mtp3", "models/tiny-v4-dspark", "models/tiny-ling"}) {
+    EngineOptions options = OptionsOf(SourceDirectory() / model, 1);
+    options.kv_cache_memory_bytes = int64_t{64} << 20;
+    options.max_model_len = 600;
+    options.max_num_batched_tokens = 16;
+    options.max_num_seqs = 1;
+    options.enable_prefix_caching = false;
+    options.speculation.num_speculative_tokens = 0;
+    const LoadedEngine loaded = Load(options);
+    int64_t told = 0;
+    for (const CacheGroupReport& group : loaded.memory.kv_groups) told += group.pages_per_request;
+    if (const auto& state = loaded.memory.state) told += state->state_pages + state->row_pages;
+    GenerationRequest request;
+    for (int32_t i = 0; i < 500; ++i) request.prompt_token_ids.push_back(6 + i % 90);
+    request.sampling.max_tokens = 99;
+    request.sampling.ignore_eos = true;
+    bool ended = false;
+    loaded.engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
+      ended = ended || delta.finish_reason == FinishReason::kLength;
+    });
+    int64_t most = 0;
+    while (loaded.engine->Step()) {
+      const EngineCounters counters = loaded.engine->Counters();
+      most = std::max<int64_t>(
+          most, std::lround(counters.kv_cache_usage * static_cast<double>(counters.num_kv_blocks)));
+    }
+    EXPECT_TRUE(ended) << model;
+    EXPECT_LE(most, told) << model;
+    EXPECT_GE(10 * most, 8 * told) << model;
+  }
 }
 
 TEST(EngineLoader, TellsTheProgressOfAllRanksAsOne) {
