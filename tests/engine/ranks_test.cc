@@ -5,13 +5,16 @@
 
 #include <chrono>
 #include <map>
+#include <new>
 #include <thread>
 #include <variant>
 
 #include "outrider/parallel/ended_rank.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/engine/scenario_requests.h"
 #include "tests/engine/test_engine.h"
+#include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_sparse_model.h"
@@ -52,6 +55,35 @@ TEST(RanksTest, DraftsThatAreDrawnAndAnAdaptiveNumber) {
 }
 
 TEST(RanksTest, Int8Weights) { ExpectEqualOnRanks({.quantization = WeightQuantization::kInt8}); }
+
+TEST(RanksTest, Int4Experts) {
+  const Int4TinyModel model;
+  ExpectEqualOnRanks({.checkpoint = model.directory()});
+}
+
+TEST(RanksTest, PreemptionAndPrefixHits) {
+  for (const bool divides_requests : {false, true}) {
+    TestEngineOptions options = {.block_size = 4, .num_blocks = 60, .max_model_len = 200};
+    const std::vector<std::vector<int32_t>> prompts = TrainedPrompts();
+    std::vector<GenerationRequest> requests;
+    for (int32_t i = 0; i < 16; ++i) {
+      requests.push_back(Request(prompts[static_cast<size_t>(i)], 40 + i));
+    }
+    const std::vector<Generated> expected = RunTogether(*MakeTestEngine(options), requests);
+    options.ranks = 2;
+    options.divides_requests = divides_requests;
+    const auto engine = MakeTestEngine(options);
+    for (int round = 0; round < 2; ++round) ExpectEqual(RunTogether(*engine, requests), expected);
+    // Alone, its pages are not taken before it comes again.
+    for (int round = 0; round < 2; ++round) {
+      ExpectEqual(RunTogether(*engine, {requests[0]}), {expected[0]});
+    }
+    const EngineCounters counters = engine->Counters();
+    EXPECT_GT(counters.num_preemptions, 0);
+    EXPECT_GT(counters.prefix_cache_hits, 0);
+    EXPECT_EQ(counters.kv_cache_usage, 0);
+  }
+}
 
 TEST(RanksTest, PromptLookup) { ExpectEqualOnRanks({.drafter = DrafterKind::kNgram}); }
 
@@ -307,7 +339,15 @@ std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double r
 TEST(RanksTest, ARankThatFailsIsNamed) {
   for (const RankPlace place : {RankPlace{0, 2}, {1, 2}, {2, 4}, {7, 8}}) {
     const auto [told, seconds] = ToldWhenRankActs(
-        place, 60, [] { throw Error(ErrorCode::kUnavailable, "no memory is left"); });
+        place, 60, [] { throw Error(ErrorCode::kUnavailable, "a device is lost"); });
+    EXPECT_EQ(told, EndedRankText(place, "a device is lost"));
+    EXPECT_LT(seconds, 10);
+  }
+}
+
+TEST(RanksTest, ARankThatRunsOutOfMemoryIsNamed) {
+  for (const RankPlace place : {RankPlace{0, 2}, {1, 2}}) {
+    const auto [told, seconds] = ToldWhenRankActs(place, 60, [] { throw std::bad_alloc(); });
     EXPECT_EQ(told, EndedRankText(place, "no memory is left"));
     EXPECT_LT(seconds, 10);
   }
