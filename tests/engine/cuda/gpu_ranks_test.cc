@@ -15,6 +15,7 @@
 
 #include "outrider/parallel/ended_rank.h"
 #include "tests/engine/cuda/small_engine_options.h"
+#include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/temporary_directory.h"
@@ -41,6 +42,11 @@ TEST_F(GpuRanksTest, AChainOfModulesAndOneThatIsRepeated) {
 TEST_F(GpuRanksTest, DraftsThatAreDrawnOverACacheOfEightBits) {
   ExpectEqualOnRanks({.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true},
                      kBundledVocab);
+}
+
+TEST_F(GpuRanksTest, Int4Experts) {
+  const Int4TinyModel model;
+  ExpectEqualOnRanks({.checkpoint = model.directory()}, kBundledVocab, {2});
 }
 
 TEST_F(GpuRanksTest, PromptLookupAndEagle3) {
@@ -187,6 +193,20 @@ TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {
   Submit(*loaded.engine, request, &got);
   RunUntilIdle(*loaded.engine);
   EXPECT_EQ(Difference(got, expected), "") << count << " GPUs";
+}
+
+// Of 640 inner columns eight ranks would have parts that begin within a block of 128.
+TEST_F(GpuRanksTest, PartsThatCutBlocksAreRefusedByName) {
+  EngineOptions options = SmallEngineOptions(8);
+  options.tensor_parallel_size = 8;
+  options.rank_devices.assign(8, 0);
+  options.num_threads = 8;
+  try {
+    ExplainEngine(options);
+    FAIL() << "it is taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("_proj.weight has too few rows for so many ranks"));
+  }
 }
 
 TEST_F(GpuRanksTest, FewerGpusThanRanksAreRefusedByNumber) {
