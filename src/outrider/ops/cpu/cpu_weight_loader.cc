@@ -285,7 +285,7 @@ void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, C
     }
     return true;
   };
-  while (!can_share()) --can;
+  while (can > 1 && !can_share()) --can;  // one rank cuts nothing
   throw InvalidArgument(
       "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows; {} "
       "can share it",
