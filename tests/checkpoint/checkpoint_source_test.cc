@@ -23,15 +23,15 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
+using test_checkpoints::Bytes;
+using test_checkpoints::ErrorOf;
+using test_checkpoints::TensorToWrite;
+using test_checkpoints::WriteFile;
+using test_checkpoints::WriteSafetensors;
 using ::testing::AllOf;
-using testing::Bytes;
 using ::testing::ElementsAre;
-using testing::ErrorOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::TensorToWrite;
-using testing::WriteFile;
-using testing::WriteSafetensors;
 
 const std::filesystem::path kTiny = SourceDirectory() / "models/tiny-v3-mtp3";
 

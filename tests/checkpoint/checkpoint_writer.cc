@@ -2,7 +2,7 @@
 
 #include <fstream>
 
-namespace outrider::testing {
+namespace outrider::test_checkpoints {
 
 std::string SafetensorsBytes(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();
@@ -32,4 +32,4 @@ void WriteSafetensors(const std::filesystem::path& path,
   WriteFile(path, SafetensorsBytes(header + "}", data));
 }
 
-}  // namespace outrider::testing
+}  // namespace outrider::test_checkpoints

@@ -9,7 +9,7 @@
 
 #include "outrider/base/error.h"
 
-namespace outrider::testing {
+namespace outrider::test_checkpoints {
 
 /// One tensor to write: `data` are its bytes.
 struct TensorToWrite {
@@ -43,4 +43,4 @@ std::string ErrorOf(Action&& action) {
   return "nothing was thrown";
 }
 
-}  // namespace outrider::testing
+}  // namespace outrider::test_checkpoints

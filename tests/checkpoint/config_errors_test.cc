@@ -19,8 +19,8 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
+using test_checkpoints::ErrorOf;
 using ::testing::AllOf;
-using testing::ErrorOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -36,18 +36,18 @@ std::string ErrorWith(const char* base, const std::string& key, const json& valu
   return ErrorOfText(config.dump());
 }
 std::string ErrorV3(const std::string& key, const json& value) {
-  return ErrorWith(testing::kDeepSeekV3, key, value);
+  return ErrorWith(test_checkpoints::kDeepSeekV3, key, value);
 }
 std::string ErrorV2(const std::string& key, const json& value) {
-  return ErrorWith(testing::kDeepSeekV2, key, value);
+  return ErrorWith(test_checkpoints::kDeepSeekV2, key, value);
 }
 std::string ErrorYarn(const std::string& key, const json& value) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   config["rope_scaling"][key] = value;
   return ErrorOfText(config.dump());
 }
 std::string ErrorGeneration(std::string_view generation) {
-  return ErrorOfText(testing::kDeepSeekV3, generation);
+  return ErrorOfText(test_checkpoints::kDeepSeekV3, generation);
 }
 /// The error when that problem is the only one.
 std::string Only(const std::string& problem) { return "invalid_argument: c: " + problem; }
@@ -82,7 +82,7 @@ TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
 }
 
 TEST(ConfigErrorsTest, IndexersOfOtherLayersAreRefused) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   config["model_type"] = "glm_moe_dsa";
   config["architectures"] = {"GlmMoeDsaForCausalLM"};
   config.update({{"index_n_heads", 32}, {"index_head_dim", 128}, {"index_topk", 2048}});
@@ -116,7 +116,8 @@ TEST(ConfigErrorsTest, IndexersOfOtherLayersAreRefused) {
 }
 
 TEST(ConfigErrorsTest, EachRequiredKeyIsMissedByName) {
-  for (const char* base : {testing::kDeepSeekV2, testing::kDeepSeekV3, testing::kGlm47Flash}) {
+  for (const char* base : {test_checkpoints::kDeepSeekV2, test_checkpoints::kDeepSeekV3,
+                           test_checkpoints::kGlm47Flash}) {
     for (const char* key : {"vocab_size",
                             "hidden_size",
                             "num_hidden_layers",
@@ -147,18 +148,18 @@ TEST(ConfigErrorsTest, EachRequiredKeyIsMissedByName) {
           AllOf(StartsWith(Only(fmt::format("\"{}\" is missing: ", key))), Not(HasSubstr("; "))));
     }
   }
-  json config = json::parse(testing::kDeepSeekV2);
+  json config = json::parse(test_checkpoints::kDeepSeekV2);
   config.erase("topk_method");
   EXPECT_EQ(ErrorOfText(config.dump()), Only("\"topk_method\" is missing: deepseek_v2 uses "
                                              "\"greedy\" or \"group_limited_greedy\""));
-  config = json::parse(testing::kDeepSeekV3);
+  config = json::parse(test_checkpoints::kDeepSeekV3);
   config.erase("torch_dtype");
   EXPECT_EQ(ErrorOfText(config.dump()),
             Only("\"torch_dtype\" is missing: \"bfloat16\", \"float16\" or \"float32\" is needed"));
 }
 
 TEST(ConfigErrorsTest, AllProblemsInOneLine) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   config["hidden_size"] = -1;
   config["vocab_size"] = "many";
   config["rope_scaling"]["factor"] = 0;
@@ -235,7 +236,7 @@ TEST(ConfigErrorsTest, RopeScaling) {
   EXPECT_EQ(ErrorYarn("mscale_all_dim", 0.0), "nothing was thrown");
   EXPECT_EQ(ErrorYarn("mscale", 0.0), Only("\"mscale\" of rope_scaling is 0.0: it needs "
                                            "\"mscale_all_dim\" beside it, both above 0"));
-  json lone = json::parse(testing::kDeepSeekV3);
+  json lone = json::parse(test_checkpoints::kDeepSeekV3);
   lone["rope_scaling"].erase("mscale");
   EXPECT_EQ(ErrorOfText(lone.dump()), Only("\"mscale_all_dim\" of rope_scaling is 1.0: it needs "
                                            "\"mscale\" beside it, both above 0"));
@@ -280,7 +281,7 @@ TEST(ConfigErrorsTest, KeysOfOtherNetworks) {
 }
 
 TEST(ConfigErrorsTest, KeysOfOtherNetworksWhoseValueChangesNothing) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   config["index_topk"] = nullptr;
   config["use_qk_norm"] = false;
   config["final_logit_softcapping"] = nullptr;
@@ -311,7 +312,7 @@ std::string LogOf(const json& config, spdlog::level::level_enum level) {
 }
 
 TEST(ConfigErrorsTest, KeysThatMeanNothingAreLogged) {
-  json config = json::parse(testing::kGlm47Flash);
+  json config = json::parse(test_checkpoints::kGlm47Flash);
   config["zest"] = 3;
   EXPECT_EQ(LogOf(config, spdlog::level::debug),
             "debug c: not read: attention_dropout, pad_token_id, zest\n");
@@ -324,7 +325,7 @@ TEST(ConfigErrorsTest, MisspeltOptionalKeysAreWarnedOf) {
                                      {"eos_tokne_id", "eos_token_id"},
                                      {"quantisation_config", "quantization_config"},
                                      {"slidding_window", "sliding_window"}}) {
-    json config = json::parse(testing::kDeepSeekV3);
+    json config = json::parse(test_checkpoints::kDeepSeekV3);
     config.erase(right);
     config[wrong] = nullptr;
     EXPECT_EQ(
@@ -332,7 +333,8 @@ TEST(ConfigErrorsTest, MisspeltOptionalKeysAreWarnedOf) {
         fmt::format("warning c: the key \"{}\" is not read; is \"{}\" meant?\n", wrong, right));
   }
   for (const std::string_view published :
-       {testing::kDeepSeekV2Lite, testing::kDeepSeekV3, testing::kGlm47Flash, testing::kKimiK25}) {
+       {test_checkpoints::kDeepSeekV2Lite, test_checkpoints::kDeepSeekV3,
+        test_checkpoints::kGlm47Flash, test_checkpoints::kKimiK25}) {
     EXPECT_EQ(LogOf(json::parse(published), spdlog::level::warn), "");
   }
 }
@@ -369,7 +371,7 @@ TEST(ConfigErrorsTest, Experts) {
 }
 
 TEST(ConfigErrorsTest, MlpLayerTypes) {
-  json config = json::parse(testing::kGlm47Flash);
+  json config = json::parse(test_checkpoints::kGlm47Flash);
   config.erase("first_k_dense_replace");
   const std::string requirement = ": 47 entries are needed, \"dense\" first, then \"sparse\"";
   config["mlp_layer_types"] = {"dense", "sparse"};
@@ -404,7 +406,7 @@ TEST(ConfigErrorsTest, TypesAndQuantization) {
 
 TEST(ConfigErrorsTest, CompressedTensors) {
   const auto error = [](const std::string& key, const json& value) {
-    json config = json::parse(testing::kKimiK25);
+    json config = json::parse(test_checkpoints::kKimiK25);
     json& weights =
         config["text_config"]["quantization_config"]["config_groups"]["group_0"]["weights"];
     if (value.is_discarded()) {
@@ -439,7 +441,7 @@ TEST(ConfigErrorsTest, CompressedTensors) {
   EXPECT_THAT(error("type", json::value_t::discarded), HasSubstr("\"type\""));
 
   const auto error_around = [](const std::string& key, const json& value) {
-    json config = json::parse(testing::kKimiK25);
+    json config = json::parse(test_checkpoints::kKimiK25);
     config["text_config"]["quantization_config"][key] = value;
     return ErrorOfText(config.dump());
   };
@@ -493,7 +495,7 @@ TEST(ConfigErrorsTest, GenerationConfig) {
 }
 
 TEST(ConfigErrorsTest, KeysOfATextConfigAreNamedSo) {
-  json config = json::parse(testing::kKimiK25);
+  json config = json::parse(test_checkpoints::kKimiK25);
   config["text_config"]["v_head_dim"] = 0;
   EXPECT_EQ(ErrorOfText(config.dump()),
             Only("\"v_head_dim\" of text_config is 0: an integer from 1 to 65536 is needed"));

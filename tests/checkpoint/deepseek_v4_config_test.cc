@@ -19,7 +19,7 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
-using outrider::testing::ErrorOf;
+using outrider::test_checkpoints::ErrorOf;
 using ::testing::HasSubstr;
 
 /// 43 layers and one MTP module.

@@ -20,7 +20,9 @@ std::vector<float> Read(const WeightSource& source, const std::string& name,
   return values;
 }
 
-ModelConfig DummyConfig() { return ParseModelConfig(testing::kDeepSeekV3, std::nullopt, "v3"); }
+ModelConfig DummyConfig() {
+  return ParseModelConfig(test_checkpoints::kDeepSeekV3, std::nullopt, "v3");
+}
 
 TEST(DummyWeightsTest, ValuesDoNotDependOnHowRowsAreRead) {
   const auto source = MakeDummyWeights(DummyConfig(), 7);
@@ -120,14 +122,15 @@ TEST(DummyWeightsTest, HasWhatDeepSeekV3Declares) {
 }
 
 TEST(DummyWeightsTest, HasWhatOtherFamiliesDeclare) {
-  const ModelConfig lite = ParseModelConfig(testing::kDeepSeekV2Lite, std::nullopt, "lite");
+  const ModelConfig lite =
+      ParseModelConfig(test_checkpoints::kDeepSeekV2Lite, std::nullopt, "lite");
   const auto lite_source = MakeDummyWeights(lite, 1);
   EXPECT_TRUE(lite_source->Has("model.layers.5.self_attn.q_proj.weight"));
   EXPECT_FALSE(lite_source->Has("model.layers.5.self_attn.q_a_proj.weight"));
   EXPECT_FALSE(lite_source->Has("model.layers.5.mlp.gate.e_score_correction_bias"));
   EXPECT_EQ(CountMtpLayers(*lite_source, lite), 0);
 
-  const ModelConfig kimi = ParseModelConfig(testing::kKimiK25, std::nullopt, "kimi");
+  const ModelConfig kimi = ParseModelConfig(test_checkpoints::kKimiK25, std::nullopt, "kimi");
   const auto kimi_source = MakeDummyWeights(kimi, 1);
   EXPECT_TRUE(kimi_source->Has("language_model.lm_head.weight"));
   EXPECT_FALSE(kimi_source->Has("lm_head.weight"));
@@ -139,7 +142,7 @@ TEST(DummyWeightsTest, MatricesAreOfTheFormatThatTheConfigDeclares) {
                        std::vector<int64_t> shape) {
     return MakeDummyWeights(config, 1)->Open({config.tensor_prefix + name, std::move(shape)});
   };
-  const ModelConfig kimi = ParseModelConfig(testing::kKimiK25, std::nullopt, "kimi");
+  const ModelConfig kimi = ParseModelConfig(test_checkpoints::kKimiK25, std::nullopt, "kimi");
   EXPECT_EQ(open(kimi, expert, {8, 64})->stored_dtype(), DType::kI4);
   EXPECT_EQ(open(kimi, expert, {8, 48})->stored_dtype(), DType::kBF16);  // no groups of 32
   for (const char* name :
@@ -174,7 +177,7 @@ TEST(DummyWeightsTest, MatricesAreOfTheFormatThatTheConfigDeclares) {
 // As DeepSeek-V3 is published: all linear layers but the router, the head and the modules'
 // projection.
 TEST(DummyWeightsTest, ModelsInFp8BlocksStayInThem) {
-  ModelConfig config = ParseModelConfig(testing::kDeepSeekV3, std::nullopt, "v3");
+  ModelConfig config = ParseModelConfig(test_checkpoints::kDeepSeekV3, std::nullopt, "v3");
   ASSERT_EQ(config.quantization.method, "fp8");
   const auto type = [&](const std::string& name) {
     return MakeDummyWeights(config, 1)->Open({name, {256, 512}})->stored_dtype();

@@ -16,7 +16,7 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
-using outrider::testing::ErrorOf;
+using outrider::test_checkpoints::ErrorOf;
 using ::testing::HasSubstr;
 
 json KimiLinear48B() {

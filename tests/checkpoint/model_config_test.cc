@@ -33,13 +33,13 @@ ModelConfig Parse(const std::string& text) { return ParseModelConfig(text, std::
 
 /// kDeepSeekV3 with keys replaced or, where `changes` says null, set to null.
 ModelConfig ParseV3With(const json& changes) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   config.update(changes);
   return Parse(config.dump());
 }
 
 TEST(ModelConfigTest, DeepSeekV3) {
-  const ModelConfig c = Parse(testing::kDeepSeekV3);
+  const ModelConfig c = Parse(test_checkpoints::kDeepSeekV3);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
   EXPECT_EQ(c.model_type, "deepseek_v3");
   EXPECT_EQ(c.architecture, "DeepseekV3ForCausalLM");
@@ -94,7 +94,7 @@ TEST(ModelConfigTest, DeepSeekV3) {
 }
 
 TEST(ModelConfigTest, DeepSeekV2Lite) {
-  const ModelConfig c = Parse(testing::kDeepSeekV2Lite);
+  const ModelConfig c = Parse(test_checkpoints::kDeepSeekV2Lite);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV2);
   EXPECT_EQ(Mla(c).q_lora, 0);
   EXPECT_EQ(Mla(c).heads, 16);
@@ -110,7 +110,7 @@ TEST(ModelConfigTest, DeepSeekV2Lite) {
 }
 
 TEST(ModelConfigTest, DeepSeekV2) {
-  const ModelConfig c = Parse(testing::kDeepSeekV2);
+  const ModelConfig c = Parse(test_checkpoints::kDeepSeekV2);
   EXPECT_EQ(Mla(c).q_lora, 1536);
   EXPECT_EQ(Router(c).method, RouterMethod::kGroupLimitedGreedy);
   EXPECT_EQ(Router(c).groups, 8);
@@ -119,7 +119,7 @@ TEST(ModelConfigTest, DeepSeekV2) {
 }
 
 TEST(ModelConfigTest, KimiK2) {
-  const ModelConfig c = Parse(testing::kKimiK2);
+  const ModelConfig c = Parse(test_checkpoints::kKimiK2);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
   EXPECT_EQ(c.model_type, "kimi_k2");
   EXPECT_EQ(Router(c).experts, 384);
@@ -130,7 +130,7 @@ TEST(ModelConfigTest, KimiK2) {
 }
 
 TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
-  const ModelConfig c = Parse(testing::kKimiK25);
+  const ModelConfig c = Parse(test_checkpoints::kKimiK25);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
   EXPECT_EQ(c.model_type, "kimi_k2");
   EXPECT_EQ(c.tensor_prefix, "language_model.");
@@ -149,7 +149,7 @@ TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
 }
 
 TEST(ModelConfigTest, KeysMissingFromTextConfigComeFromAround) {
-  json config = json::parse(testing::kKimiK25);
+  json config = json::parse(test_checkpoints::kKimiK25);
   for (const char* key : {"dtype", "bos_token_id", "eos_token_id"})
     config["text_config"].erase(key);
   const ModelConfig c = Parse(config.dump());
@@ -159,7 +159,7 @@ TEST(ModelConfigTest, KeysMissingFromTextConfigComeFromAround) {
 }
 
 TEST(ModelConfigTest, Glm47Flash) {
-  const ModelConfig c = Parse(testing::kGlm47Flash);
+  const ModelConfig c = Parse(test_checkpoints::kGlm47Flash);
   EXPECT_EQ(c.family, ModelFamily::kGlm4MoeLite);
   EXPECT_TRUE(Rotary(c).interleaved);
   EXPECT_FALSE(Rotary(c).yarn);
@@ -175,7 +175,7 @@ TEST(ModelConfigTest, Glm47Flash) {
 }
 
 TEST(ModelConfigTest, DeepSeekV32AndGlm5HaveAnIndexer) {
-  json config = json::parse(testing::kDeepSeekV3);
+  json config = json::parse(test_checkpoints::kDeepSeekV3);
   EXPECT_FALSE(Mla(Parse(config.dump())).indexer);
   config["model_type"] = "deepseek_v32";
   config["architectures"] = {"DeepseekV32ForCausalLM"};
@@ -186,7 +186,7 @@ TEST(ModelConfigTest, DeepSeekV32AndGlm5HaveAnIndexer) {
             (IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048, .interleaved = false}));
   EXPECT_TRUE(Rotary(v32).interleaved);
 
-  json glm = json::parse(testing::kGlm47Flash);
+  json glm = json::parse(test_checkpoints::kGlm47Flash);
   glm["model_type"] = "glm_moe_dsa";
   glm["architectures"] = {"GlmMoeDsaForCausalLM"};
   glm.update({{"index_n_heads", 32}, {"index_head_dim", 128}, {"index_topk", 2048}});
@@ -197,7 +197,7 @@ TEST(ModelConfigTest, DeepSeekV32AndGlm5HaveAnIndexer) {
 }
 
 TEST(ModelConfigTest, WhatTransformers5Writes) {
-  json config = json::parse(testing::kGlm47Flash);
+  json config = json::parse(test_checkpoints::kGlm47Flash);
   config.erase("first_k_dense_replace");
   config.erase("topk_method");
   config.erase("rope_scaling");
@@ -212,7 +212,7 @@ TEST(ModelConfigTest, WhatTransformers5Writes) {
   EXPECT_EQ(NumDenseLayers(glm), 2);
   EXPECT_EQ(Router(glm).method, RouterMethod::kNoAuxTc);
 
-  json v3 = json::parse(testing::kDeepSeekV3);
+  json v3 = json::parse(test_checkpoints::kDeepSeekV3);
   for (const char* key : {"topk_method", "scoring_func", "moe_layer_freq", "rope_theta"}) {
     v3.erase(key);
   }
@@ -237,7 +237,7 @@ TEST(ModelConfigTest, RopeMagnitudeIsTheRatioOfBothScales) {
 }
 
 TEST(ModelConfigTest, YarnsTruncateIsRead) {
-  json yarn = json::parse(testing::kDeepSeekV3)["rope_scaling"];
+  json yarn = json::parse(test_checkpoints::kDeepSeekV3)["rope_scaling"];
   EXPECT_TRUE(Rotary(ParseV3With({{"rope_scaling", yarn}})).yarn->truncate);
   yarn["truncate"] = false;
   EXPECT_FALSE(Rotary(ParseV3With({{"rope_scaling", yarn}})).yarn->truncate);
@@ -266,7 +266,7 @@ TEST(ModelConfigTest, OtherDTypes) {
 
 TEST(ModelConfigTest, GenerationConfigGoesFirst) {
   const ModelConfig c = ParseModelConfig(
-      testing::kDeepSeekV3,
+      test_checkpoints::kDeepSeekV3,
       R"({"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05,
           "repetition_penalty": 1.1, "do_sample": false})",
       "c");
@@ -289,14 +289,14 @@ TEST(ModelConfigTest, ReadsTheBundledModel) {
 
 TEST(ModelConfigTest, DirectoriesThatCannotBeRead) {
   const TemporaryDirectory directory;
-  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path() / "none"); }),
+  EXPECT_THAT(test_checkpoints::ErrorOf([&] { ReadModelConfig(directory.path() / "none"); }),
               HasSubstr("none: is not a directory; a Hugging Face model directory is needed"));
-  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path()); }),
+  EXPECT_THAT(test_checkpoints::ErrorOf([&] { ReadModelConfig(directory.path()); }),
               HasSubstr("not_found: " + (directory.path() / "config.json").string() +
                         ": cannot be opened"));
-  testing::WriteFile(directory.path() / "config.json", testing::kDeepSeekV3);
-  testing::WriteFile(directory.path() / "generation_config.json", "{\"top_p\": 7}");
-  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path()); }),
+  test_checkpoints::WriteFile(directory.path() / "config.json", test_checkpoints::kDeepSeekV3);
+  test_checkpoints::WriteFile(directory.path() / "generation_config.json", "{\"top_p\": 7}");
+  EXPECT_THAT(test_checkpoints::ErrorOf([&] { ReadModelConfig(directory.path()); }),
               HasSubstr("\"top_p\" of generation_config.json is 7: a number from 0 to 1"));
 }
 

@@ -1,6 +1,6 @@
 #include "tests/checkpoint/published_configs.h"
 
-namespace outrider::testing {
+namespace outrider::test_checkpoints {
 
 const char* const kDeepSeekV2Lite = R"({
   "architectures": ["DeepseekV2ForCausalLM"],
@@ -337,4 +337,4 @@ const char* const kGlm47Flash = R"({
   "vocab_size": 154880
 })";
 
-}  // namespace outrider::testing
+}  // namespace outrider::test_checkpoints

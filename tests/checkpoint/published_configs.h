@@ -1,7 +1,7 @@
 // config.json files as published with the models, without keys that only other programs read.
 #pragma once
 
-namespace outrider::testing {
+namespace outrider::test_checkpoints {
 
 extern const char* const kDeepSeekV2Lite;
 extern const char* const kDeepSeekV2;
@@ -10,4 +10,4 @@ extern const char* const kKimiK2;      // Kimi-K2-Instruct
 extern const char* const kKimiK25;     // Kimi-K2.5 and K2.6: a text_config inside
 extern const char* const kGlm47Flash;
 
-}  // namespace outrider::testing
+}  // namespace outrider::test_checkpoints

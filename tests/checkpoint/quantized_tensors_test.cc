@@ -16,16 +16,16 @@
 namespace outrider {
 namespace {
 
-using testing::Bytes;
+using test_checkpoints::Bytes;
+using test_checkpoints::ErrorOf;
+using test_checkpoints::TensorToWrite;
 using ::testing::ElementsAre;
-using testing::ErrorOf;
 using ::testing::HasSubstr;
-using testing::TensorToWrite;
 
 class QuantizedTensorsTest : public ::testing::Test {
  protected:
   std::unique_ptr<WeightSource> Open(const std::vector<TensorToWrite>& tensors) const {
-    testing::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
     ModelConfig config;
     config.quantization.method = "compressed-tensors";
     return OpenCheckpoint(directory_.path(), config);

@@ -12,11 +12,11 @@
 namespace outrider {
 namespace {
 
+using test_checkpoints::ErrorOf;
+using test_checkpoints::SafetensorsBytes;
+using test_checkpoints::WriteFile;
 using ::testing::ElementsAre;
-using testing::ErrorOf;
 using ::testing::HasSubstr;
-using testing::SafetensorsBytes;
-using testing::WriteFile;
 
 std::vector<TensorInfo> ParseBytes(std::string_view bytes) {
   return ParseSafetensorsHeader(std::as_bytes(std::span(bytes)), bytes.size(), "f");

@@ -13,7 +13,7 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
-using outrider::testing::ErrorOf;
+using outrider::test_checkpoints::ErrorOf;
 using ::testing::HasSubstr;
 
 /// 45 layers and three modules.

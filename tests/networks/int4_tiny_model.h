@@ -28,11 +28,11 @@ class Int4TinyModel {
     }
     std::ifstream file(from / "config.json");
     nlohmann::json config = nlohmann::json::parse(file);
-    config["quantization_config"] =
-        nlohmann::json::parse(testing::QuantizationConfig(testing::StoredAs::kInt4));
+    config["quantization_config"] = nlohmann::json::parse(
+        test_checkpoints::QuantizationConfig(test_checkpoints::StoredAs::kInt4));
     std::ofstream(directory() / "config.json") << config;
     const auto source = OpenCheckpoint(from, ReadModelConfig(from));
-    std::vector<testing::TensorToWrite> tensors;
+    std::vector<test_checkpoints::TensorToWrite> tensors;
     for (const auto& entry : std::filesystem::directory_iterator(from)) {
       if (entry.path().extension() != ".safetensors") continue;
       for (const TensorInfo& info : ReadSafetensorsHeader(entry.path())) {
@@ -43,22 +43,22 @@ class Int4TinyModel {
         if (info.name.find(".mlp.experts.") != std::string::npos) {
           AddInt4(info, values, tensors);
         } else if (info.dtype == DType::kF32) {
-          tensors.push_back({info.name, "F32", info.shape, testing::Bytes(values)});
+          tensors.push_back({info.name, "F32", info.shape, test_checkpoints::Bytes(values)});
         } else {
           std::vector<uint16_t> narrow;
           for (const float value : values) narrow.push_back(ToBFloat16(value).bits);
-          tensors.push_back({info.name, "BF16", info.shape, testing::Bytes(narrow)});
+          tensors.push_back({info.name, "BF16", info.shape, test_checkpoints::Bytes(narrow)});
         }
       }
     }
-    testing::WriteSafetensors(directory() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(directory() / "model.safetensors", tensors);
   }
 
   const std::filesystem::path& directory() const { return directory_.path(); }
 
  private:
   static void AddInt4(const TensorInfo& info, const std::vector<float>& values,
-                      std::vector<testing::TensorToWrite>& tensors) {
+                      std::vector<test_checkpoints::TensorToWrite>& tensors) {
     std::vector<uint32_t> words(values.size() / 8, 0);
     std::vector<uint16_t> scales;
     for (size_t first = 0; first < values.size(); first += kInt4Group) {
@@ -76,11 +76,16 @@ class Int4TinyModel {
     const std::string base = info.name.substr(0, info.name.size() - std::string(".weight").size());
     const int64_t rows = info.shape[0];
     const int64_t cols = info.shape[1];
-    tensors.push_back({base + ".weight_packed", "I32", {rows, cols / 8}, testing::Bytes(words)});
     tensors.push_back(
-        {base + ".weight_scale", "BF16", {rows, cols / kInt4Group}, testing::Bytes(scales)});
-    tensors.push_back(
-        {base + ".weight_shape", "I64", {2}, testing::Bytes(std::vector<int64_t>{rows, cols})});
+        {base + ".weight_packed", "I32", {rows, cols / 8}, test_checkpoints::Bytes(words)});
+    tensors.push_back({base + ".weight_scale",
+                       "BF16",
+                       {rows, cols / kInt4Group},
+                       test_checkpoints::Bytes(scales)});
+    tensors.push_back({base + ".weight_shape",
+                       "I64",
+                       {2},
+                       test_checkpoints::Bytes(std::vector<int64_t>{rows, cols})});
   }
 
   TemporaryDirectory directory_;

@@ -14,7 +14,7 @@
 #include "outrider/base/dtype.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 
-namespace outrider::testing {
+namespace outrider::test_checkpoints {
 
 enum class StoredAs {
   kInt4,      // groups of 32 columns
@@ -190,4 +190,4 @@ inline std::string QuantizationConfig(StoredAs stored) {
   OUTRIDER_CHECK(false);
 }
 
-}  // namespace outrider::testing
+}  // namespace outrider::test_checkpoints

@@ -18,8 +18,8 @@
 namespace outrider {
 namespace {
 
-using testing::QuantizedMatrix;
-using testing::StoredAs;
+using test_checkpoints::QuantizedMatrix;
+using test_checkpoints::StoredAs;
 
 DType TypeInMemory(StoredAs stored) {
   switch (stored) {
@@ -40,14 +40,14 @@ class QuantizedProducts : public ::testing::TestWithParam<StoredAs> {
   // Two matrices below one another, whose rows are no whole panels but for FP8 in blocks, whose
   // panels have one scale each.
   QuantizedProducts() : rows_(GetParam() == StoredAs::kFp8Block ? 128 : 40) {
-    std::vector<testing::TensorToWrite> tensors;
+    std::vector<test_checkpoints::TensorToWrite> tensors;
     for (const char* name : {"a", "b"}) {
       const QuantizedMatrix matrix =
-          testing::RandomQuantized(GetParam(), name, rows_, kCols, 0.3, random_);
+          test_checkpoints::RandomQuantized(GetParam(), name, rows_, kCols, 0.3, random_);
       tensors.insert(tensors.end(), matrix.tensors.begin(), matrix.tensors.end());
       values_.insert(values_.end(), matrix.values.begin(), matrix.values.end());
     }
-    testing::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
     ModelConfig config;
     config.quantization.method = "compressed-tensors";
     source_ = OpenCheckpoint(directory_.path(), config);
@@ -161,7 +161,7 @@ class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
     config["text_config"]["moe_intermediate_size"] = 64;
     std::ofstream(plain_.path() / "config.json") << config;
     config["text_config"]["quantization_config"] =
-        nlohmann::json::parse(testing::QuantizationConfig(GetParam()));
+        nlohmann::json::parse(test_checkpoints::QuantizationConfig(GetParam()));
     std::ofstream(quantized_.path() / "config.json") << config;
     WriteWeights(ReadModelConfig(plain_.path()));
   }
@@ -173,26 +173,26 @@ class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
                 {{cpu::GetCpuOps(SelectIsa()), &pool},
                  DType::kF32,
                  AttentionPlan(AttentionBackend::kRagged, 1)});
-    std::vector<testing::TensorToWrite> plain;
-    std::vector<testing::TensorToWrite> quantized;
+    std::vector<test_checkpoints::TensorToWrite> plain;
+    std::vector<test_checkpoints::TensorToWrite> quantized;
     for (const auto& [name, shape] : source.asked) {
       const auto tensor = source.Open({name, shape});
       std::vector<float> values(static_cast<size_t>(tensor->rows() * tensor->cols()));
       tensor->ReadRows(0, tensor->rows(), values.data());
       if (name.find(".experts.") != std::string::npos) {
-        QuantizedMatrix matrix = testing::RandomQuantized(
+        QuantizedMatrix matrix = test_checkpoints::RandomQuantized(
             GetParam(), name.substr(0, name.size() - 7), shape[0], shape[1],
             1 / std::sqrt(static_cast<double>(shape[1])), random_);
         std::ranges::move(matrix.tensors, std::back_inserter(quantized));
         std::ranges::transform(matrix.values, values.begin(),
                                [](double v) { return static_cast<float>(v); });
       } else {
-        quantized.push_back({name, "F32", shape, testing::Bytes(values)});
+        quantized.push_back({name, "F32", shape, test_checkpoints::Bytes(values)});
       }
-      plain.push_back({name, "F32", shape, testing::Bytes(values)});
+      plain.push_back({name, "F32", shape, test_checkpoints::Bytes(values)});
     }
-    testing::WriteSafetensors(plain_.path() / "model.safetensors", plain);
-    testing::WriteSafetensors(quantized_.path() / "model.safetensors", quantized);
+    test_checkpoints::WriteSafetensors(plain_.path() / "model.safetensors", plain);
+    test_checkpoints::WriteSafetensors(quantized_.path() / "model.safetensors", quantized);
   }
 
   /// Logits of 20 tokens.
@@ -260,12 +260,12 @@ TEST_P(QuantizedKimi, KeepsItsExpertsPacked) {
 }
 
 std::string FormatName(const ::testing::TestParamInfo<StoredAs>& test) {
-  return testing::NameOf(test.param);
+  return test_checkpoints::NameOf(test.param);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, QuantizedProducts, ::testing::ValuesIn(testing::kAllStored),
-                         FormatName);
-INSTANTIATE_TEST_SUITE_P(Formats, QuantizedKimi, ::testing::ValuesIn(testing::kAllStored),
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizedProducts,
+                         ::testing::ValuesIn(test_checkpoints::kAllStored), FormatName);
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizedKimi, ::testing::ValuesIn(test_checkpoints::kAllStored),
                          FormatName);
 
 }  // namespace

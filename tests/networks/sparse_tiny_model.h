@@ -49,10 +49,10 @@ class SparseTinyModel {
       Add(prefix + "weights_proj.weight", {kHeads, hidden});
     }
     nlohmann::json index = Read("model.safetensors.index.json");
-    for (const testing::TensorToWrite& tensor : tensors_) {
+    for (const test_checkpoints::TensorToWrite& tensor : tensors_) {
       index["weight_map"][tensor.name] = "indexer.safetensors";
     }
-    testing::WriteSafetensors(directory() / "indexer.safetensors", tensors_);
+    test_checkpoints::WriteSafetensors(directory() / "indexer.safetensors", tensors_);
     std::ofstream(directory() / "config.json") << config;
     std::ofstream(directory() / "model.safetensors.index.json") << index;
   }
@@ -80,11 +80,11 @@ class SparseTinyModel {
     for (int64_t i = 0; i < count; ++i) {
       numbers.push_back(ToBFloat16(norm ? 1.0F : values(random_)).bits);
     }
-    tensors_.push_back({name, "BF16", std::move(shape), testing::Bytes(numbers)});
+    tensors_.push_back({name, "BF16", std::move(shape), test_checkpoints::Bytes(numbers)});
   }
 
   std::mt19937 random_{5};
-  std::vector<testing::TensorToWrite> tensors_;
+  std::vector<test_checkpoints::TensorToWrite> tensors_;
   TemporaryDirectory directory_;
 };
 

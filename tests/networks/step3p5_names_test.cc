@@ -19,10 +19,10 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
+using test_checkpoints::ErrorOf;
+using test_checkpoints::TensorToWrite;
 using ::testing::AllOf;
-using testing::ErrorOf;
 using ::testing::HasSubstr;
-using testing::TensorToWrite;
 
 /// A golden checkpoint, to be written with other names and another config.
 class StepVariant {
@@ -87,13 +87,13 @@ class StepVariant {
     outer["text_config"] = config;
     config = outer;
     for (const char* name : {"vision_model.conv1.weight", "vit_large_projector.weight"}) {
-      tensors.push_back({name, "F32", {2}, testing::Bytes(std::vector<float>{1, 2})});
+      tensors.push_back({name, "F32", {2}, test_checkpoints::Bytes(std::vector<float>{1, 2})});
     }
   }
 
   const std::filesystem::path& Write() {
     std::ofstream(path() / "config.json") << config;
-    testing::WriteSafetensors(path() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(path() / "model.safetensors", tensors);
     std::error_code ignored;
     std::filesystem::create_symlink(from_ / "golden.safetensors", path() / "golden.safetensors",
                                     ignored);

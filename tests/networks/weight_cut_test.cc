@@ -423,12 +423,12 @@ TEST(WeightCutTest, EveryStoredFormat) {
   constexpr int64_t kInner = 256;
   constexpr int64_t kHidden = 128;
   std::mt19937 random(5);
-  for (const testing::StoredAs stored : testing::kAllStored) {
-    SCOPED_TRACE(testing::NameOf(stored));
-    std::vector<testing::TensorToWrite> tensors;
+  for (const test_checkpoints::StoredAs stored : test_checkpoints::kAllStored) {
+    SCOPED_TRACE(test_checkpoints::NameOf(stored));
+    std::vector<test_checkpoints::TensorToWrite> tensors;
     const auto add = [&](const std::string& name, int64_t rows, int64_t cols) {
-      testing::QuantizedMatrix matrix =
-          testing::RandomQuantized(stored, name, rows, cols, 0.1, random);
+      test_checkpoints::QuantizedMatrix matrix =
+          test_checkpoints::RandomQuantized(stored, name, rows, cols, 0.1, random);
       std::ranges::move(matrix.tensors, std::back_inserter(tensors));
     };
     for (const char* mlp : {"", "0.", "1."}) {
@@ -438,7 +438,7 @@ TEST(WeightCutTest, EveryStoredFormat) {
     }
     add("o", kHidden, kInner);
     const TemporaryDirectory directory;
-    testing::WriteSafetensors(directory.path() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(directory.path() / "model.safetensors", tensors);
     ModelConfig config;
     config.quantization.method = "compressed-tensors";
     const auto source = OpenCheckpoint(directory.path(), config);

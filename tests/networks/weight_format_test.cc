@@ -55,7 +55,7 @@ TEST(FewWeights, AreBFloat16AndThoseUsedTogetherCount) {
 
 // The published files of DeepSeek-V3 have 688.6 GB.
 TEST(DummyWeights, OfDeepSeekV3TakeWhatThePublishedOnesTake) {
-  const ModelConfig config = ParseModelConfig(testing::kDeepSeekV3, std::nullopt, "v3");
+  const ModelConfig config = ParseModelConfig(test_checkpoints::kDeepSeekV3, std::nullopt, "v3");
   const auto source = MakeDummyWeights(config, 1);
   ASSERT_EQ(CountMtpLayers(*source, config), 1);
   const NetworkWeightSizes sizes = MeasureWeights(cpu::GetCpuOps(Isa::kReference), config, 1,
@@ -74,7 +74,7 @@ class Fp4Weights : public ::testing::Test {
   static constexpr int64_t kCols = 96;
 
   Fp4Weights() {
-    std::vector<testing::TensorToWrite> tensors;
+    std::vector<test_checkpoints::TensorToWrite> tensors;
     for (const char* name : {"a", "b"}) {
       std::string codes(kRows * kCols / 2, '\0');
       for (char& pair : codes) pair = static_cast<char>(random_());
@@ -84,7 +84,7 @@ class Fp4Weights : public ::testing::Test {
       tensors.push_back(
           {fmt::format("{}.scale", name), "F8_E8M0", {kRows, kCols / kFp4Group}, scales});
     }
-    testing::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
+    test_checkpoints::WriteSafetensors(directory_.path() / "model.safetensors", tensors);
     source_ = OpenCheckpoint(directory_.path(), ModelConfig{});
     for (float& v : x_)
       v = static_cast<float>(random_()) / static_cast<float>(random_.max()) - 0.5F;

@@ -18,7 +18,7 @@ namespace outrider {
 namespace {
 
 using nlohmann::json;
-using testing::ErrorOf;
+using test_checkpoints::ErrorOf;
 using ::testing::HasSubstr;
 
 /// A checkpoint of tests/golden with another config.json, and perhaps one more tensor.
@@ -53,8 +53,8 @@ class ChangedCheckpoint {
 
   void Add(const std::string& name, const std::vector<int64_t>& shape,
            const std::vector<float>& values) {
-    testing::WriteSafetensors(path() / "added.safetensors",
-                              {{name, "F32", shape, testing::Bytes(values)}});
+    test_checkpoints::WriteSafetensors(path() / "added.safetensors",
+                                       {{name, "F32", shape, test_checkpoints::Bytes(values)}});
     index_["weight_map"][name] = "added.safetensors";
   }
 
