@@ -1,5 +1,6 @@
 """serve_process_test.py OUTRIDER [NAME ...]: what `outrider serve` does as a process: signals, its
-log, its start, and what it refuses before it loads anything. NAME: these tests only."""
+log, its start, and what it refuses before it loads anything. NAME: these tests only.
+Longer than most files: one case per signal and refusal."""
 
 import contextlib
 import http.client

@@ -1,6 +1,6 @@
 // The promise: a request's tokens and logprob bits do not depend on drafting, batching, chunking,
 // block size or preemption. Random mixes, each request alone without speculation against everything
-// together with everything on.
+// together with everything on. Longer than most files: the configurations are one list.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // Operations that every device has, of latent attention, of experts and of streams, as one table of
 // cases. Each is run on rows together and alone, and compared with the reference table: by
-// ops_table_test.cc for every table of the CPU, by cuda/cuda_ops_test.cc for a GPU.
+// ops_table_test.cc for every table of the CPU, by cuda/cuda_ops_test.cc for a GPU. Longer than
+// most files: it is one list.
 #pragma once
 
 #include <gtest/gtest.h>

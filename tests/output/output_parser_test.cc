@@ -1,5 +1,5 @@
 // Reasoning and tool calls in models' texts: what is found, and that it does not depend on how the
-// text was cut.
+// text was cut. One case per format makes it long.
 #include "outrider/output/output_parser.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Longer than most files: reading, answering and closing share what one connection knows.
 #include "outrider/http/http_connection.h"
 
 #include <fmt/format.h>

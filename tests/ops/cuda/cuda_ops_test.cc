@@ -1,5 +1,6 @@
 // The GPU's operations: near the reference table's with operands rounded alike, and each row alone
-// against all rows together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
+// against all rows together, in bits. Needs a GPU of compute capability 9.0, and cuDNN. Longer than
+// most files: one case per operation.
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <gtest/gtest.h>

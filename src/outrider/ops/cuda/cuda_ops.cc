@@ -1,4 +1,5 @@
-// CudaOps: the device, rows of a step, products of matrices.
+// CudaOps: the device, rows of a step, products of matrices. Longer than most files: it is all that
+// a GPU has whatever the kinds of attention.
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <algorithm>
