@@ -122,6 +122,7 @@ export class Chat {
     this.select(answer);
     const controller = new AbortController();
     this.#setRunning(controller);
+    this.#rememberScroll();
     this.#follows = true;
     this.#follow();
     try {
@@ -187,8 +188,10 @@ export class Chat {
     if (this.figures.answer !== answer) this.figures.show(answer);
   }
 
-  // Keeps the end of a growing answer in view, unless the reader scrolled away from it.
+  // Keeps the end of a growing answer in view, unless the reader scrolled away from it: perhaps just
+  // now, so that the event is still to come.
   #follow() {
+    this.#noticeReader();
     if (!this.#follows) return;
     window.scrollBy(0, Math.max(0, this.#hiddenPixels()));
     this.#rememberScroll();
@@ -203,11 +206,15 @@ export class Chat {
   // Scrolling up ends following, coming back to the end begins it again. What the answer does
   // itself, growing or folding its reasoning, is no sign of the reader's.
   #onScroll() {
+    if (this.#hiddenPixels() < NEAR_END) this.#follows = true;
+    else this.#noticeReader();
+    this.#rememberScroll();
+  }
+
+  #noticeReader() {
     const { top, height } = this.#scrolled;
     const { scrollTop, scrollHeight } = document.documentElement;
-    if (this.#hiddenPixels() < NEAR_END) this.#follows = true;
-    else if (scrollTop < top && scrollHeight >= height) this.#follows = false;
-    this.#rememberScroll();
+    if (scrollTop < top && scrollHeight >= height) this.#follows = false;
   }
 
   #rememberScroll() {
