@@ -68,6 +68,11 @@ inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictNormal = 0x16F0000000000000ull;
 inline constexpr uint64_t kNoPolicy = 0x1000000000000000ull;
 
+/// Begins to bring memory into L2. from: 16-byte aligned; bytes: a multiple of 16.
+__device__ __forceinline__ void PrefetchIntoL2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/hopper/cluster.cuh"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/hyper/hyper_weights.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
 
@@ -199,9 +200,7 @@ struct EarlyWeights {
     }
     if (thread < kLeft) {
       const float* const part = params.fn + int64_t{kCount + thread} * params.hidden + first;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(part),
-                   "r"(columns * static_cast<int>(sizeof(float)))
-                   : "memory");
+      PrefetchIntoL2(part, columns * static_cast<int>(sizeof(float)));
     }
   }
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "outrider/base/rounded_exp.h"
+#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/kda/kda_attention.h"
 #include "outrider/kernels/cuda/kda/kda_finish_row.cuh"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
@@ -83,6 +84,8 @@ class KdaTask {
   __device__ __forceinline__ void Run() {
     CopyRows(request_.state_tokens, 0);
     LoadState();
+    if (thread_ / 32 == kKdaWarps - 1)
+      PrefetchForBlock(number_ * params_.rows.heads + head_ + kAhead);
     int stage = 0;
     for (int start = request_.state_tokens; start < end_; start += kStateBlock, stage ^= 1) {
       if (HasFewRows()) Finish(stage, start);
@@ -110,6 +113,31 @@ class KdaTask {
   }
 
  private:
+  /// Blocks from one to the one whose numbers it brings into L2: about as many as run at a time.
+  static constexpr int kAhead = 2 * 132;
+
+  /// Brings the state and the finished kept rows that a block begins with into L2; by a warp.
+  /// block: its number, heads first.
+  __device__ __forceinline__ void PrefetchForBlock(int block) const {
+    const KdaStep& step = params_.rows.step;
+    const int number = block / params_.rows.heads;
+    if (number >= step.num_requests) return;
+    const KdaRequest request = step.requests[number];
+    if (request.num_rows == 0 || request.state_tokens == 0) return;
+    const int piece = params_.rows.memory.first_head + block % params_.rows.heads;
+    const int32_t* const pages = (request.restores != 0 ? step.restored_pages : step.state_pages) +
+                                 int64_t{number} * step.state_stride;
+    constexpr int kPart = kKdaDim * kKdaDim / 32;  // of a lane
+    PrefetchIntoL2(StatePiece(params_.rows.memory, pages, piece) + lane_ * kPart,
+                   kPart * static_cast<int>(sizeof(float)));
+    const int position = request.state_tokens + lane_;
+    if (position >= request.context) return;
+    const float* const kept =
+        RowPiece(params_.rows.memory, step.row_pages + int64_t{number} * step.row_stride, piece);
+    PrefetchIntoL2(KeptRow(kept, position) + 3 * kKdaDim,
+                   3 * kKdaDim * static_cast<int>(sizeof(float)));
+  }
+
   __device__ __forceinline__ bool HasFewRows() const { return request_.num_rows <= kKdaFewRows; }
 
   /// Finishes and keeps the rows that run of the block of tokens from `start` on. A thread writes
