@@ -14,10 +14,15 @@ namespace {
 constexpr size_t kLeastPostBytes = size_t{1} << 20;
 // From this size of a rank's columns on, the others read them where they are.
 constexpr size_t kLeastDirectBytes = size_t{4} << 20;
-// Columns of a rank up to this size go with flags.
+// What a rank gets up to this size goes with flags.
 constexpr size_t kMostFlaggedBytes = size_t{1} << 20;
 constexpr size_t kCountersBytes = (sizeof(ExchangeCounters) + 15) / 16 * 16;
 static_assert(kMostExchangeRanks == kMostRanks);
+
+/// Up to so many bytes of a rank's columns go with flags, a multiple of 16.
+size_t MostFlaggedBytes(int32_t ranks) {
+  return kMostFlaggedBytes / static_cast<size_t>(std::max(ranks - 1, 1)) / 16 * 16;
+}
 
 }  // namespace
 
@@ -33,13 +38,14 @@ struct PeerCommunicator::Group {
   /// it stays when a larger one is made.
   struct RecordedPost {
     size_t room = 0;      // bytes, a multiple of 16
+    size_t flagged = 0;   // of them, that may go with flags
     DeviceMemory memory;  // ExchangeCounters, twice `room`, what comes with flags
 
     ExchangeCounters* counters() const { return memory.As<ExchangeCounters>(); }
     std::byte* first() const { return memory.As<std::byte>() + kCountersBytes; }
     std::byte* inbox() const { return first() + 2 * room; }
     /// From each rank.
-    size_t inbox_bytes() const { return 2 * std::min(room, kMostFlaggedBytes); }
+    size_t inbox_bytes() const { return 2 * flagged; }
   };
 
   std::vector<std::unique_ptr<Communicator>> hosts;  // by rank
@@ -183,7 +189,7 @@ void PeerCommunicator::RecordGather(std::span<const GatheredRows> rows) {
   params.rank = place.rank;
   params.ranks = place.ranks;
   params.bytes = static_cast<int64_t>(MostBytes(rows));
-  params.with_flags = MostBytes(rows) <= kMostFlaggedBytes;
+  params.with_flags = MostBytes(rows) <= MostFlaggedBytes(place.ranks);
   params.shares_gpu = group_->shares_gpu;
   std::array<std::byte*, kMostRanks> posted = {};
   const auto used = std::span(posted).first(static_cast<size_t>(place.ranks));
@@ -217,6 +223,7 @@ void PeerCommunicator::ReserveRecorded(size_t bytes) {
   if (!own.empty() && own.back()->room >= bytes) return;
   auto post = std::make_unique<Group::RecordedPost>();
   post->room = std::max(2 * bytes, kLeastPostBytes);
+  post->flagged = std::min(post->room, MostFlaggedBytes(place().ranks));
   const size_t inboxes = 2 * static_cast<size_t>(place().ranks) * post->inbox_bytes();
   post->memory = DeviceMemory(kCountersBytes + 2 * post->room + inboxes, "rows for other ranks");
   CheckCuda(cudaMemsetAsync(post->memory.data(), 0, post->memory.bytes(), ops_.stream()),

@@ -26,6 +26,8 @@ struct UnitCopy {
   int64_t at;
 };
 
+/// The grid is [turns, blocks]: in each turn a rank has another one as its peer, which has it, too,
+/// so that what comes from several ranks is waited for and moved side by side.
 struct Exchange {
   int rank;
   int ranks;
@@ -145,6 +147,18 @@ __device__ __forceinline__ void CopyShare(const UnitCopy& c, int64_t from_offset
   }
 }
 
+/// Whether peers differ in bits: else some turns leave a rank without one.
+__host__ __device__ constexpr bool IsPaired(int ranks) {
+  return ranks > 1 && (ranks & (ranks - 1)) == 0;
+}
+/// Turns in which every rank has each other one as its peer once.
+constexpr int TurnsOf(int ranks) { return IsPaired(ranks) ? ranks - 1 : ranks; }
+/// This block's peer; the rank itself: it has none in this turn.
+__device__ __forceinline__ int PeerOf(const Exchange& e) {
+  const int turn = static_cast<int>(blockIdx.y);
+  return IsPaired(e.ranks) ? e.rank ^ (turn + 1) : (turn + e.ranks - e.rank) % e.ranks;
+}
+
 /// The number of the call that runs.
 __device__ __forceinline__ uint32_t BeginCall(const Exchange& e) {
   WaitForPriorGrid();
@@ -157,7 +171,7 @@ __device__ __forceinline__ void EndCall(const Exchange& e, uint32_t call) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   ExchangeCounters& own = *e.counters[e.rank];
-  if (atomicAdd(&own.ended_blocks, 1) + 1 != gridDim.x) return;
+  if (atomicAdd(&own.ended_blocks, 1) + 1 != gridDim.x * gridDim.y) return;
   own.ended_blocks = 0;
   own.calls = call;
 }
@@ -171,39 +185,45 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
 __global__ void __launch_bounds__(kPostThreads) PostRowsKernel(const __grid_constant__ Exchange e) {
   const uint32_t call = BeginCall(e);
   const int thread = static_cast<int>(threadIdx.x);
+  const int peer = PeerOf(e);
   // The others have read what call n - 2 left here before they told of call n - 1, which this rank
   // has waited for.
-  const int64_t turn = (call % 2) * e.post_bytes;
-  for (int i = 0; i < e.num_stores; ++i) CopyShare(e.stores[i], 0, turn);
-  __syncthreads();
-  const bool waits = thread < e.ranks && thread != e.rank;
-  if (waits) {
-    __threadfence_system();
-    uint32_t* posted = &e.counters[thread]->posted[e.rank][blockIdx.x];
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(posted), "r"(call) : "memory");
+  const int64_t at = (call % 2) * e.post_bytes;
+  // The blocks of the first turn store for all others.
+  if (blockIdx.y == 0) {
+    for (int i = 0; i < e.num_stores; ++i) CopyShare(e.stores[i], 0, at);
+    __syncthreads();
+    if (thread < e.ranks && thread != e.rank) {
+      __threadfence_system();
+      uint32_t* posted = &e.counters[thread]->posted[e.rank][blockIdx.x];
+      asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(posted), "r"(call) : "memory");
+    }
+    for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
   }
-  for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
-  if (waits) {
-    const uint32_t* posted = &e.counters[e.rank]->posted[thread][blockIdx.x];
+  if (thread == 0 && peer != e.rank) {
+    const uint32_t* posted = &e.counters[e.rank]->posted[peer][blockIdx.x];
     Patience patience;
-    while (static_cast<int32_t>(LoadAcquire(posted) - call) < 0 && !patience.Ends(e, thread)) {
+    while (static_cast<int32_t>(LoadAcquire(posted) - call) < 0 && !patience.Ends(e, peer)) {
     }
   }
   __syncthreads();
-  for (int i = 0; i < e.num_loads; ++i) CopyShare(e.loads[i], turn, 0);
+  for (int i = 0; i < e.num_loads; ++i) {
+    if (e.loads[i].rank == peer) CopyShare(e.loads[i], at, 0);
+  }
   EndCall(e, call);
 }
 
 /// Where in an inbox what rank `from` has in a call lies.
-__device__ __forceinline__ int64_t InboxTurn(const Exchange& e, uint32_t call, int from) {
+__device__ __forceinline__ int64_t InboxAt(const Exchange& e, uint32_t call, int from) {
   return (int64_t{call % 2} * e.ranks + from) * e.inbox_bytes;
 }
 
-/// This thread's chunks of this rank's columns to all others. A word of 16 bytes has two numbers of
+/// This thread's chunks of this rank's columns to a peer. A word of 16 bytes has two numbers of
 /// four bytes, each behind the call's: whatever part of it comes first, it tells what is there.
-__device__ __forceinline__ void SendShare(const Exchange& e, const UnitCopy& c, uint32_t call) {
+__device__ __forceinline__ void SendShare(const Exchange& e, const UnitCopy& c, int peer,
+                                          uint32_t call) {
   const Chunks<kFlagChunk> chunks(c.copy);
-  const int64_t turn = InboxTurn(e, call, e.rank);
+  std::byte* const inbox = e.inboxes[peer] + InboxAt(e, call, e.rank);
   for (uint32_t i = chunks.first(); i < chunks.all(); i += kBatch * chunks.step()) {
     uint2 batch[kBatch];
 #pragma unroll
@@ -223,14 +243,11 @@ __device__ __forceinline__ void SendShare(const Exchange& e, const UnitCopy& c, 
     for (int b = 0; b < kBatch; ++b) {
       const uint32_t chunk = i + b * chunks.step();
       if (chunk >= chunks.all()) continue;
-      const int64_t at =
-          turn + 2 * (c.at + chunks.RowOf(chunk) * c.copy.to_stride + chunks.ColumnOf(chunk));
-      for (int to = 0; to < e.ranks; ++to) {
-        if (to == e.rank) continue;
-        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(e.inboxes[to] + at),
-                     "r"(batch[b].x), "r"(call), "r"(batch[b].y)
-                     : "memory");
-      }
+      std::byte* const at =
+          inbox + 2 * (c.at + chunks.RowOf(chunk) * c.copy.to_stride + chunks.ColumnOf(chunk));
+      asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(at), "r"(batch[b].x),
+                   "r"(call), "r"(batch[b].y)
+                   : "memory");
     }
   }
 }
@@ -238,7 +255,7 @@ __device__ __forceinline__ void SendShare(const Exchange& e, const UnitCopy& c, 
 /// This thread's chunks of another rank's columns, when they are there.
 __device__ __forceinline__ void ReceiveShare(const Exchange& e, const UnitCopy& c, uint32_t call) {
   const Chunks<kFlagChunk> chunks(c.copy);
-  const std::byte* const inbox = e.inboxes[e.rank] + InboxTurn(e, call, c.rank);
+  const std::byte* const inbox = e.inboxes[e.rank] + InboxAt(e, call, c.rank);
   Patience patience;
   for (uint32_t i = chunks.first(); i < chunks.all(); i += kBatch * chunks.step()) {
     uint4 batch[kBatch];
@@ -278,11 +295,18 @@ __device__ __forceinline__ void ReceiveShare(const Exchange& e, const UnitCopy& 
 
 __global__ void __launch_bounds__(kFlagThreads) SendRowsKernel(const __grid_constant__ Exchange e) {
   const uint32_t call = BeginCall(e);
+  const int peer = PeerOf(e);
   // The others have read what call n - 2 left with them before they sent call n - 1, which this
   // rank has received.
-  for (int i = 0; i < e.num_stores; ++i) SendShare(e, e.stores[i], call);
-  for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
-  for (int i = 0; i < e.num_loads; ++i) ReceiveShare(e, e.loads[i], call);
+  if (peer != e.rank) {
+    for (int i = 0; i < e.num_stores; ++i) SendShare(e, e.stores[i], peer, call);
+  }
+  if (blockIdx.y == 0) {
+    for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
+  }
+  for (int i = 0; i < e.num_loads; ++i) {
+    if (e.loads[i].rank == peer) ReceiveShare(e, e.loads[i], call);
+  }
   EndCall(e, call);
 }
 
@@ -318,11 +342,15 @@ int Take(const ExchangeParams& params, std::span<const ColumnCopy> copies, size_
   return static_cast<int>(copies.size());
 }
 
-/// Blocks of an exchange, each for `bytes_of_block`; at least `least`.
-int BlocksFor(const ExchangeParams& params, int64_t bytes_of_block, int least) {
-  const int most = params.shares_gpu ? kMostSharedExchangeBlocks : kMostExchangeBlocks;
+/// Blocks by turn: in each turn one for `bytes_of_block` bytes of a rank, at least `least`. Where
+/// ranks share a GPU there are no more than have room in all turns together.
+dim3 GridFor(const ExchangeParams& params, int64_t bytes_of_block, int64_t least) {
+  const int turns = TurnsOf(params.ranks);
+  const int64_t most =
+      params.shares_gpu ? std::max(kMostSharedExchangeBlocks / turns, 1) : kMostExchangeBlocks;
   const int64_t blocks = (params.bytes + bytes_of_block - 1) / bytes_of_block;
-  return static_cast<int>(std::clamp<int64_t>(blocks, least, most));
+  return {static_cast<unsigned>(std::clamp(blocks, std::min(least, most), most)),
+          static_cast<unsigned>(turns)};
 }
 
 }  // namespace
@@ -349,15 +377,15 @@ cudaError_t ExchangeRows(const ExchangeParams& params, cudaStream_t stream) {
   e.num_loads = Take(
       params, params.loads, kMostLoads, [](const ColumnCopy& copy) { return copy.from; }, e.loads);
   if (!params.with_flags) {
-    const int blocks = BlocksFor(params, 2 * kPostThreads * kPostChunk, kMostSharedExchangeBlocks);
-    return LaunchDependent(PostRowsKernel, dim3(blocks), dim3(kPostThreads), 0, stream, e);
+    const dim3 grid = GridFor(params, 2 * kPostThreads * kPostChunk, kMostSharedExchangeBlocks);
+    return LaunchDependent(PostRowsKernel, grid, dim3(kPostThreads), 0, stream, e);
   }
   if (2 * params.bytes > params.inbox_bytes) {
     RefuseArgument("ExchangeRows: ", params.bytes, " bytes with flags: there is room for ",
                    params.inbox_bytes / 2);
   }
-  const int blocks = BlocksFor(params, kFlagThreads * kFlagChunk, 1);
-  return LaunchDependent(SendRowsKernel, dim3(blocks), dim3(kFlagThreads), 0, stream, e);
+  const dim3 grid = GridFor(params, kFlagThreads * kFlagChunk, 1);
+  return LaunchDependent(SendRowsKernel, grid, dim3(kFlagThreads), 0, stream, e);
 }
 
 }  // namespace outrider::cuda

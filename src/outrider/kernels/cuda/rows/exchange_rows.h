@@ -17,9 +17,11 @@
 
 namespace outrider::cuda {
 
-/// Blocks of an exchange at most. A block only waits for the blocks of its number on other GPUs.
+/// Blocks of an exchange at most, for each other rank. A block only waits for blocks of its number,
+/// or of lower ones, on other GPUs.
 inline constexpr int kMostExchangeBlocks = 128;
-/// The same where ranks share a GPU: few, so that kernels of several ranks fit on it.
+/// Where ranks share a GPU, for all other ranks together: few, so that kernels of several ranks fit
+/// on it.
 inline constexpr int kMostSharedExchangeBlocks = 16;
 
 inline constexpr size_t kMostExchangeRanks = 8;
