@@ -16,6 +16,7 @@
 #include "outrider/parallel/ended_rank.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/networks/int4_tiny_model.h"
+#include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/temporary_directory.h"
@@ -92,6 +93,22 @@ TEST_F(GpuRanksTest, AttentionToChosenTokens) {
                      kBundledVocab);
 }
 
+TEST_F(GpuRanksTest, LinearAttention) {
+  // Pages have to hold pieces of states.
+  const SmallHybridModel ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
+  ExpectEqualOnRanks({.checkpoint = ling.directory(),
+                      .dummy_seed = 13,
+                      .drafter = DrafterKind::kRepeated,
+                      .block_size = 256},
+                     kBundledVocab);
+  const SmallHybridModel kimi(WithGpuHeads(SmallKimiConfig(kBundledVocab)));
+  ExpectEqualOnRanks({.checkpoint = kimi.directory(),
+                      .dummy_seed = 15,
+                      .drafter = DrafterKind::kNgram,
+                      .block_size = 256},
+                     kBundledVocab);
+}
+
 TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   // Their heads come in two groups.
   const int32_t vocab = VocabOf(TinyV4Directory());
@@ -138,6 +155,11 @@ TEST_F(GpuRanksTest, RequestsAreDividedAmongRanks) {
                 .dummy_seed = 11,
                 .drafter = DrafterKind::kRepeated,
                 .cache_form = KvCacheForm::kHeads});
+  const SmallHybridModel ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
+  expect_equal({.checkpoint = ling.directory(),
+                .dummy_seed = 13,
+                .drafter = DrafterKind::kRepeated,
+                .block_size = 256});
   // Four ranks could not share its heads.
   expect_equal({.checkpoint = TinyV4Directory(),
                 .drafter = DrafterKind::kRepeated,

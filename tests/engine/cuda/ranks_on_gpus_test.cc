@@ -1,11 +1,13 @@
 // Ranks that have a GPU each give what one GPU gives, bit for bit: on 2, 4 and 8 GPUs, where there
 // are as many. Every rank has a part of all that is divided. Needs GPUs of compute capability 9.0,
 // and cuDNN.
+#include <algorithm>
 #include <chrono>
 
 #include "outrider/parallel/ended_rank.h"
 #include "tests/engine/cuda/gpu_ranks.h"
 #include "tests/networks/models_for_ranks.h"
+#include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 
@@ -58,6 +60,15 @@ TEST_P(RanksOnGpusTest, AttentionToChosenTokens) {
                  .drafter = DrafterKind::kRepeated,
                  .cache_form = KvCacheForm::kHeads});
   }
+}
+
+TEST_P(RanksOnGpusTest, LinearAttention) {
+  const SmallHybridModel ling(
+      WithHeads(WithGpuHeads(SmallLingConfig(kBundledVocab)), std::max(4, gpus())));
+  ExpectEqual({.checkpoint = ling.directory(),
+               .dummy_seed = 13,
+               .drafter = DrafterKind::kRepeated,
+               .block_size = 256});
 }
 
 TEST_P(RanksOnGpusTest, DeepSeekV4WithItsModuleAndWithDSpark) {

@@ -49,7 +49,7 @@ TEST(RankPlan, RanksThatShareRequestsNeedNotShareHeads) {
               HasSubstr("columns of an MLP"));
 }
 
-TEST(RankPlan, HeadsOfLinearAttentionAreSharedOnAProcessor) {
+TEST(RankPlan, HeadsOfLinearAttentionAreShared) {
   ModelFacts model = TinyV3();
   model.config.layers.back().attention =
       KdaSpec{.heads = 4, .head_dim = 16, .conv = 4, .decay_bound = {}};
@@ -59,8 +59,7 @@ TEST(RankPlan, HeadsOfLinearAttentionAreSharedOnAProcessor) {
   EXPECT_EQ(RefusalOf({.tensor_parallel_size = 3, .data_parallel_attention = true},
                       DeviceKind::kCpu, model),
             "");
-  EXPECT_THAT(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, model),
-              HasSubstr("several GPUs do not have linear attention yet"));
+  EXPECT_EQ(RefusalOf({.tensor_parallel_size = 2}, DeviceKind::kCuda, model), "");
 }
 
 TEST(RankPlan, EveryRankHasAThread) {

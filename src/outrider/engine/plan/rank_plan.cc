@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 #include <string>
-#include <variant>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/rank_config.h"
@@ -17,15 +16,6 @@ void CheckSharedGpus(const EngineOptions& options) {
   const std::set<int> different(options.rank_devices.begin(), options.rank_devices.end());
   if (different.size() == options.rank_devices.size() || options.kv_cache_memory_bytes) return;
   throw InvalidArgument("ranks that share a GPU need --kv-cache-memory-bytes");
-}
-
-void CheckStatesOnGpus(const ModelConfig& config) {
-  for (const LayerSpec& layer : config.layers) {
-    if (!std::holds_alternative<KdaSpec>(layer.attention)) continue;
-    throw InvalidArgument(
-        "--tensor-parallel-size: several GPUs do not have linear attention yet; several ranks on a "
-        "processor do (--device cpu)");
-  }
 }
 
 }  // namespace
@@ -43,10 +33,7 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
   CheckRanks(model.config, ranks, kFlag, divides_requests);
   if (model.drafter) CheckRanks(model.drafter->config, ranks, kFlag, divides_requests);
   if (ranks == 1) return;
-  if (device != DeviceKind::kCpu) {
-    CheckSharedGpus(options);
-    CheckStatesOnGpus(model.config);
-  }
+  if (device != DeviceKind::kCpu) CheckSharedGpus(options);
   if (options.num_threads > 0 && options.num_threads < ranks) {
     throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
                           options.num_threads, ranks, ranks);
