@@ -207,14 +207,15 @@ class ScoreProducer {
 };
 
 /// Adds up the heads of each row of a warpgroup and stores the scores of a tile of keys.
-/// `products`: of the keys key0 .. key0 + 63 with the group's 128 columns, as wgmma leaves them.
+/// `products`: of the keys key0 .. key0 + 63 with the first kColumns of the group's columns, as
+/// wgmma leaves them.
 /// `scales`: of this thread's two keys.
-template <int kHeads>
-__device__ __forceinline__ void StoreScores(const float (&products)[64], const float (&scales)[2],
-                                            const float* weights, const ScorePiece& piece,
-                                            int first_row_of_group, int key0, float* scores,
-                                            int64_t scores_stride) {
-  constexpr int kRows = kGroupColumns / kHeads;
+template <int kHeads, int kColumns>
+__device__ __forceinline__ void StoreScores(const float (&products)[kColumns / 2],
+                                            const float (&scales)[2], const float* weights,
+                                            const ScorePiece& piece, int first_row_of_group,
+                                            int key0, float* scores, int64_t scores_stride) {
+  constexpr int kRows = kColumns / kHeads;
   constexpr int kSteps = kHeads / 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int key = key0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
@@ -272,51 +273,62 @@ __device__ __forceinline__ void MultiplyKeys(uint64_t keys, uint64_t q,
   PinRegisters(products);
 }
 
+/// A piece's tiles, or every other one, whose rows have no more than kColumns columns of this
+/// warpgroup. `stages`: those that went by so far. The products of each width have registers of
+/// their own: where two widths shared them, the assembler let no product begin before the one
+/// before it had ended.
+template <bool kCodes, int kHeads, int kColumns>
+__device__ __forceinline__ void ConsumePiece(const ScoreArguments& args,
+                                             IndexScoresShared<kCodes>& shared, int slot, int group,
+                                             int& stages) {
+  using Shared = IndexScoresShared<kCodes>;
+  constexpr int kRows = kGroupColumns / kHeads;
+  const int key_of_thread = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const ScorePiece& piece = shared.piece[slot];
+  const bool shares_rows = piece.rows <= kRows;
+  const int half = shares_rows ? 0 : group;  // of the rows
+  float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
+  const uint64_t q =
+      MakeDescriptor(SharedAddress(shared.q[slot]) + half * kGroupColumns * 128, 16, 1024);
+  int turn = 0;
+  for (int key = piece.key_begin; key < piece.key_end; key += kScoreTileKeys, ++stages) {
+    const int stage = stages % Shared::kScoreStages;
+    const bool is_own = !shares_rows || turn == group;
+    turn ^= 1;
+    BarrierWait(&shared.keys_full[stage], stages / Shared::kScoreStages & 1);
+    if (!is_own) {
+      BarrierArriveWarp(&shared.keys_empty[stage]);
+      continue;
+    }
+    float products[kColumns / 2];
+    MultiplyKeys<kCodes, kColumns>(MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024), q,
+                                   products);
+    float scales[2] = {1.0f, 1.0f};
+    if constexpr (kCodes) {
+      scales[0] = shared.scales[stage][key_of_thread];
+      scales[1] = shared.scales[stage][key_of_thread + 8];
+    }
+    BarrierArriveWarp(&shared.keys_empty[stage]);
+    StoreScores<kHeads, kColumns>(products, scales, shared.weights[slot] + half * kGroupColumns,
+                                  piece, half * kRows, key, scores, args.scores_stride);
+  }
+}
+
 /// A warpgroup with half of the rows or of the tiles.
 template <bool kCodes, int kHeads>
 __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
                                               IndexScoresShared<kCodes>& shared) {
-  using Shared = IndexScoresShared<kCodes>;
-  constexpr int kRows = kGroupColumns / kHeads;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  const int key_of_thread = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  float products[64];
   int stages = 0;
   for (int count = 0;; ++count) {
     const int slot = count % 2;
     BarrierWait(&shared.q_full[slot], count / 2 & 1);
-    const ScorePiece& piece = shared.piece[slot];
-    if (piece.rows == 0) break;
-    const bool shares_rows = piece.rows <= kRows;
-    const bool is_narrow = piece.rows * kHeads <= 64;  // the other columns are nobody's
-    const int half = shares_rows ? 0 : group;          // of the rows
-    float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
-    const uint64_t q =
-        MakeDescriptor(SharedAddress(shared.q[slot]) + half * kGroupColumns * 128, 16, 1024);
-    int turn = 0;
-    for (int key = piece.key_begin; key < piece.key_end; key += kScoreTileKeys, ++stages) {
-      const int stage = stages % Shared::kScoreStages;
-      const bool is_own = !shares_rows || turn == group;
-      turn ^= 1;
-      BarrierWait(&shared.keys_full[stage], stages / Shared::kScoreStages & 1);
-      float scales[2] = {1.0f, 1.0f};
-      if (is_own) {
-        const uint64_t keys = MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024);
-        if (is_narrow) {
-          MultiplyKeys<kCodes, 64>(keys, q, reinterpret_cast<float(&)[32]>(products));
-        } else {
-          MultiplyKeys<kCodes, 128>(keys, q, products);
-        }
-        if constexpr (kCodes) {
-          scales[0] = shared.scales[stage][key_of_thread];
-          scales[1] = shared.scales[stage][key_of_thread + 8];
-        }
-      }
-      BarrierArriveWarp(&shared.keys_empty[stage]);
-      if (is_own) {
-        StoreScores<kHeads>(products, scales, shared.weights[slot] + half * kGroupColumns, piece,
-                            half * kRows, key, scores, args.scores_stride);
-      }
+    const int rows = shared.piece[slot].rows;
+    if (rows == 0) break;
+    if (rows * kHeads <= 64) {  // the other columns are nobody's
+      ConsumePiece<kCodes, kHeads, 64>(args, shared, slot, group, stages);
+    } else {
+      ConsumePiece<kCodes, kHeads, kGroupColumns>(args, shared, slot, group, stages);
     }
     BarrierArriveWarp(&shared.q_empty[slot]);
   }
