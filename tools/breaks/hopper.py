@@ -313,7 +313,7 @@ BREAKS = (
           "      scores.weights = queries.scaled;\n      scores.weights_stride = args.heads;\n", "",
           "sparse_cuda_ops_test", "*ChoiceAndAttentionBesideTheCpus*"),
     Break("scored", "rows of 65 columns and more are multiplied as 64", "kernels/cuda/sparse/index_scores_task.cuh",
-          "const bool is_narrow = piece.rows * kHeads <= 64;", "const bool is_narrow = piece.rows * kHeads <= 128;",
+          "if (rows * kHeads <= 64) {", "if (rows * kHeads <= 128) {",
           "index_scores_test", "*MatchDoublePrecision*"),
     Break("scored", "both groups of warps score the first rows", "kernels/cuda/sparse/index_scores_task.cuh",
           "const int half = shares_rows ? 0 : group;", "const int half = shares_rows || group == 1 ? 0 : group;",
