@@ -37,22 +37,23 @@ void Append(std::vector<ColumnCopy>& copies, MatrixView<const std::byte> from,
 
 }  // namespace
 
-int32_t DeviceCommunicator::LeastOf(int32_t number) {
+void DeviceCommunicator::TellBytes(std::span<std::byte> all) {
   const RankPlace place = this->place();
-  constexpr int64_t kBytes = sizeof(int32_t);
-  std::array<int32_t, kMostRanks> numbers = {};
+  const int64_t each = std::ssize(all) / place.ranks;
   std::array<Share, kMostRanks> columns;
-  for (size_t i = 0; i < columns.size(); ++i) {
-    columns[i] = {static_cast<int64_t>(i) * kBytes, kBytes};
-  }
-  const auto ranks = static_cast<size_t>(place.ranks);
-  numbers[static_cast<size_t>(place.rank)] = number;
-  const MatrixView<std::byte> all(reinterpret_cast<std::byte*>(numbers.data()), 1,
-                                  static_cast<int64_t>(ranks) * kBytes);
+  for (size_t i = 0; i < columns.size(); ++i) columns[i] = {static_cast<int64_t>(i) * each, each};
+  const MatrixView<std::byte> row(all.data(), 1, std::ssize(all));
   ThrowIfEnded();
-  Gather(std::array{GatheredRows{all.Columns(place.rank * kBytes, kBytes), all,
-                                 std::span(columns).first(ranks)}});
-  return *std::min_element(numbers.begin(), numbers.begin() + place.ranks);
+  Gather(std::array{GatheredRows{row.Columns(place.rank * each, each), row,
+                                 std::span(columns).first(static_cast<size_t>(place.ranks))}});
+}
+
+int32_t DeviceCommunicator::LeastOf(int32_t number) {
+  std::array<int32_t, kMostRanks> numbers = {};
+  const auto used = std::span(numbers).first(static_cast<size_t>(place().ranks));
+  used[static_cast<size_t>(place().rank)] = number;
+  Tell(used);
+  return *std::ranges::min_element(used);
 }
 
 void DeviceCommunicator::BeginRecording() {

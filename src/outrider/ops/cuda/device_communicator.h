@@ -6,12 +6,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "outrider/kernels/cuda/rows/copy_columns.h"
 #include "outrider/parallel/communicator.h"
 
 namespace outrider::cuda {
+
+class ChunkedGathers;  // chunked_gathers.h
 
 /// Calls of Communicator move bytes of the host; GatherOnDevice those of the GPUs. They follow one
 /// another on every rank in one order.
@@ -31,6 +34,15 @@ class DeviceCommunicator : public Communicator {
   /// where they are recorded.
   virtual void GatherOnDevice(std::span<const GatheredRows> rows) = 0;
 
+  /// Null: gathers do not go in chunks, or not those of this step, as it may be recorded.
+  virtual ChunkedGathers* chunked_gathers() { return nullptr; }
+
+  /// all[i] becomes what rank i has there, among the ranks' threads.
+  template <typename T>
+  void Tell(std::span<T> all) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    TellBytes(std::as_writable_bytes(all));
+  }
   /// The least of the ranks' numbers.
   int32_t LeastOf(int32_t number);
   /// Returns when the threads of all ranks are here.
@@ -54,6 +66,8 @@ class DeviceCommunicator : public Communicator {
   /// can meet.
   virtual void ReserveRecorded(size_t bytes) = 0;
   bool records() const { return records_; }
+  /// Whether the step is recorded or may be later. Both take equal memory.
+  bool may_be_recorded() const { return records_ || measures_; }
   /// Runs a gather that is not recorded.
   void Measure(std::span<const GatheredRows> rows);
 
@@ -71,6 +85,9 @@ class DeviceCommunicator : public Communicator {
                  std::vector<ColumnCopy>& own, std::vector<ColumnCopy>& others) const;
 
  private:
+  /// Tell, of equal parts of `all`.
+  void TellBytes(std::span<std::byte> all);
+
   Communicator& host_;
   bool measures_ = false;
   bool records_ = false;

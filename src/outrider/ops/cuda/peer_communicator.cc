@@ -32,7 +32,6 @@ struct PeerCommunicator::Group {
   struct Post {
     std::array<DeviceMemory, 2> memory;
     std::array<DeviceEvent, 2> stored;
-    std::array<DeviceEvent, 2> read;  // what it wanted of the others, directly
   };
   /// What one rank stores in recorded gathers. Steps that were recorded with one refer to it, so
   /// it stays when a larger one is made.
@@ -48,10 +47,11 @@ struct PeerCommunicator::Group {
     size_t inbox_bytes() const { return 2 * flagged; }
   };
 
-  std::vector<std::unique_ptr<Communicator>> hosts;  // by rank
-  double seconds = 0;                                // that a GPU waits for another
-  bool shares_gpu = false;                           // ranks have a GPU in common
-  std::vector<std::unique_ptr<Post>> posts;          // by rank
+  std::vector<std::unique_ptr<Communicator>> hosts;           // by rank
+  double seconds = 0;                                         // that a GPU waits for another
+  bool shares_gpu = false;                                    // ranks have a GPU in common
+  std::vector<std::unique_ptr<Post>> posts;                   // by rank
+  std::vector<std::unique_ptr<ChunkedGathers::Marks>> marks;  // by rank
   // By rank; as many of all ranks once they have met. The last ones are in use.
   std::array<std::vector<std::unique_ptr<RecordedPost>>, kMostRanks> recorded;
   PinnedMemory state_memory{sizeof(ExchangeState)};
@@ -63,10 +63,12 @@ struct PeerCommunicator::Group {
   }
 };
 
-PeerCommunicator::PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops)
+PeerCommunicator::PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops,
+                                   RowCarrier carrier)
     : DeviceCommunicator(*group->hosts[static_cast<size_t>(rank)]),
       group_(std::move(group)),
-      ops_(ops) {}
+      ops_(ops),
+      chunked_(*this, group_->marks, ops.stream(), carrier) {}
 
 PeerCommunicator::~PeerCommunicator() {
   cudaStreamSynchronize(ops_.stream());  // it may still read what the others have stored
@@ -100,75 +102,29 @@ std::byte* PeerCommunicator::OwnPost(size_t bytes) {
   return memory.As<std::byte>();
 }
 
-template <typename T>
-void PeerCommunicator::Tell(std::span<T> all) {
-  constexpr int64_t kBytes = sizeof(T);
-  std::vector<Share> columns;
-  for (size_t i = 0; i < all.size(); ++i) {
-    columns.push_back({static_cast<int64_t>(i) * kBytes, kBytes});
-  }
-  const MatrixView<std::byte> bytes(reinterpret_cast<std::byte*>(all.data()), 1,
-                                    static_cast<int64_t>(all.size_bytes()));
-  const Share own = columns[static_cast<size_t>(place().rank)];
-  ThrowIfEnded();
-  Gather(std::array{GatheredRows{bytes.Columns(own.first, kBytes), bytes, columns}});
-}
-
-template <typename T>
-void PeerCommunicator::Exchange(std::span<T> parts) {
+void PeerCommunicator::Exchange(std::span<std::byte*> posted) {
   const auto rank = static_cast<size_t>(place().rank);
   const size_t turn = call_ % 2;
   group_->posts[rank]->stored[turn].Record(ops_.stream());
-  Tell(parts);
-  for (size_t i = 0; i < parts.size(); ++i) {
+  Tell(posted);
+  for (size_t i = 0; i < posted.size(); ++i) {
     if (i != rank) group_->posts[i]->stored[turn].Hold(ops_.stream());
   }
 }
 
 void PeerCommunicator::GatherDirectly(std::span<const GatheredRows> rows) {
-  struct Part {
-    const std::byte* data;
-    int64_t stride;
-  };
-  const auto rank = static_cast<size_t>(place().rank);
-  const auto ranks = static_cast<size_t>(place().ranks);
-  OUTRIDER_CHECK(rows.size() <= kMostRanks);
-  std::array<std::array<Part, kMostRanks>, kMostRanks> parts = {};  // by rank, then of each `rows`
-  for (size_t g = 0; g < rows.size(); ++g)
-    parts[rank][g] = {rows[g].mine.data, rows[g].mine.stride};
-  Exchange(std::span(parts).first(ranks));
-  copies_.clear();
-  for (size_t from = 0; from < ranks; ++from) {
-    for (size_t g = 0; g < rows.size(); ++g) {
-      const GatheredRows& gathered = rows[g];
-      const Share columns = gathered.columns[from];
-      const Part& part = parts[from][g];
-      if (gathered.all.data == nullptr || columns.count == 0 || gathered.all.rows == 0) continue;
-      const MatrixView<std::byte> to = gathered.all.Columns(columns.first, columns.count);
-      if (to.data == part.data) continue;
-      copies_.push_back({.from = part.data,
-                         .to = to.data,
-                         .from_stride = part.stride,
-                         .to_stride = to.stride,
-                         .width = columns.count,
-                         .rows = to.rows});
-    }
-  }
-  CheckCuda(CopyColumns(copies_, ops_.stream()), "reading rows of other ranks");
-  // This rank's part stays as it is until the others have read it.
-  const size_t turn = call_ % 2;
-  group_->posts[rank]->read[turn].Record(ops_.stream());
-  Meet();
-  for (size_t i = 0; i < ranks; ++i) {
-    if (i != rank) group_->posts[i]->read[turn].Hold(ops_.stream());
-  }
+  const int64_t count = rows.front().all.rows;
+  chunked_.Give(0);
+  chunked_.Begin(rows, RowChunks(count, std::max<int64_t>(count, 1), 1));
+  chunked_.Await(0);
+  chunked_.End();
 }
 
 void PeerCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
   if (records()) return RecordGather(rows);
-  ++call_;
   Measure(rows);
   if (MostBytes(rows) >= kLeastDirectBytes) return GatherDirectly(rows);
+  ++call_;
   std::byte* const own = OwnPost(BytesOf(rows, static_cast<size_t>(place().rank)));
   copies_.clear();
   ListStores(rows, own, copies_);
@@ -246,7 +202,7 @@ std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices) {
 }
 
 std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
-    std::span<const CudaOps* const> ranks, double seconds) {
+    std::span<const CudaOps* const> ranks, double seconds, RowCarrier carrier) {
   OUTRIDER_CHECK(ranks.size() <= kMostRanks);
   std::vector<int> devices;
   for (const CudaOps* ops : ranks) devices.push_back(ops->device());
@@ -257,6 +213,7 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
     group->shares_gpu |= std::ranges::count(devices, devices[i]) > 1;
   }
   group->hosts = MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds);
+  group->marks.resize(ranks.size());  // it stays where it is
   std::vector<std::unique_ptr<Communicator>> result;
   for (const CudaOps* ops : ranks) {
     ops->UseOnThisThread();
@@ -270,8 +227,9 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
       }
     }
     group->posts.push_back(std::make_unique<PeerCommunicator::Group::Post>());
-    result.push_back(
-        std::make_unique<PeerCommunicator>(group, static_cast<int32_t>(result.size()), *ops));
+    group->marks[result.size()] = std::make_unique<ChunkedGathers::Marks>();
+    result.push_back(std::make_unique<PeerCommunicator>(group, static_cast<int32_t>(result.size()),
+                                                        *ops, carrier));
   }
   ranks.front()->UseOnThisThread();
   return result;

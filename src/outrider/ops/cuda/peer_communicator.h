@@ -25,6 +25,7 @@
 
 #include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/kernels/cuda/rows/exchange_rows.h"
+#include "outrider/ops/cuda/chunked_gathers.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/device_communicator.h"
 
@@ -35,31 +36,30 @@ class PeerCommunicator : public DeviceCommunicator {
   /// What the ranks share.
   struct Group;
   /// ops: this rank's, which must outlive it.
-  PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops);
+  PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops,
+                   RowCarrier carrier);
   ~PeerCommunicator() override;
 
   void End(const std::string& reason) override;
   void ThrowIfEnded() override;
   void GatherOnDevice(std::span<const GatheredRows> rows) override;
+  ChunkedGathers* chunked_gathers() override { return may_be_recorded() ? nullptr : &chunked_; }
 
  private:
   void ReserveRecorded(size_t bytes) override;
   /// Memory for `bytes` of the parts that this rank stores in this call.
   std::byte* OwnPost(size_t bytes);
-  /// all[i] becomes what rank i has there, among the hosts.
-  template <typename T>
-  void Tell(std::span<T> all);
   /// Tells where this rank's part is, and what it launched so far writes it; afterwards the stream
-  /// waits for the others' parts, which are where `parts`, by rank, says.
-  template <typename T>
-  void Exchange(std::span<T> parts);
+  /// waits for the others' parts, which are where `posted`, by rank, says.
+  void Exchange(std::span<std::byte*> posted);
   /// A gather of much: parts are read where they are. Ends when the others have read this rank's.
   void GatherDirectly(std::span<const GatheredRows> rows);
   void RecordGather(std::span<const GatheredRows> rows);
 
   std::shared_ptr<Group> group_;
   const CudaOps& ops_;
-  uint64_t call_ = 0;  // of gathers that are not recorded
+  uint64_t call_ = 0;  // of gathers that are neither recorded nor direct
+  ChunkedGathers chunked_;
   // Kept to reuse memory.
   std::vector<ColumnCopy> copies_;
   std::vector<ColumnCopy> own_copies_;
@@ -69,8 +69,10 @@ class PeerCommunicator : public DeviceCommunicator {
 std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices);
 
 /// One for each rank, by rank, whose operations these are. GPUs get access to each other's memory.
-/// A rank that another waits for longer than `seconds` counts as ended.
+/// A rank that another waits for longer than `seconds` counts as ended. carrier: of gathers in
+/// chunks.
 std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
-    std::span<const CudaOps* const> ranks, double seconds);
+    std::span<const CudaOps* const> ranks, double seconds,
+    RowCarrier carrier = RowCarrier::kCopyEngines);
 
 }  // namespace outrider::cuda

@@ -1,5 +1,6 @@
 #include "outrider/ops/cuda/peer_rows.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -17,28 +18,65 @@ MatrixView<std::byte> AsBytes(const Tensor& x) {
   return {static_cast<std::byte*>(x.data), x.rows, x.cols * size, x.stride * size};
 }
 
+// A chunk of fewer bytes would take as long to begin as to travel.
+constexpr int64_t kLeastChunkBytes = int64_t{4} << 20;
+
+/// Rows as communicators want them.
+class Described {
+ public:
+  Described(const RankPlace& place, std::span<const SharedTensor> rows) : count_(rows.size()) {
+    OUTRIDER_CHECK(rows.size() <= columns_.size() && place.ranks <= kMostRanks);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const SharedTensor& r = rows[i];
+      OUTRIDER_CHECK(r.mine.dtype == r.all.dtype && r.mine.rows == r.all.rows);
+      const auto size = static_cast<int64_t>(DTypeSize(r.all.dtype));
+      for (int32_t rank = 0; rank < place.ranks; ++rank) {
+        const Share share = ShareOf(r.cut, r.all.cols, {rank, place.ranks});
+        columns_[i][static_cast<size_t>(rank)] = {share.first * size, share.count * size};
+      }
+      gathered_[i] = {AsBytes(r.mine), AsBytes(r.all),
+                      std::span(columns_[i]).first(static_cast<size_t>(place.ranks))};
+    }
+  }
+  Described(const Described&) = delete;
+  Described& operator=(const Described&) = delete;
+
+  std::span<const GatheredRows> rows() const { return std::span(gathered_).first(count_); }
+
+ private:
+  std::array<std::array<Share, kMostRanks>, 2> columns_;
+  std::array<GatheredRows, 2> gathered_;
+  size_t count_;
+};
+
+/// Contexts of CudaOps that share a model have these.
+DeviceCommunicator& RanksOf(const Context& context) {
+  return static_cast<DeviceCommunicator&>(*context.ranks);
+}
+
 }  // namespace
 
 void Gather(const Context& context, std::span<const SharedTensor> rows) {
   const RankPlace place = context.place();
   if (place.ranks == 1) return;
-  OUTRIDER_CHECK(rows.size() <= 2 && place.ranks <= kMostRanks);
-  std::array<std::array<Share, kMostRanks>, 2> columns;
-  std::array<GatheredRows, 2> gathered;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const SharedTensor& r = rows[i];
-    OUTRIDER_CHECK(r.mine.dtype == r.all.dtype && r.mine.rows == r.all.rows);
-    const auto size = static_cast<int64_t>(DTypeSize(r.all.dtype));
-    for (int32_t rank = 0; rank < place.ranks; ++rank) {
-      const Share share = ShareOf(r.cut, r.all.cols, {rank, place.ranks});
-      columns[i][static_cast<size_t>(rank)] = {share.first * size, share.count * size};
-    }
-    gathered[i] = {AsBytes(r.mine), AsBytes(r.all),
-                   std::span(columns[i]).first(static_cast<size_t>(place.ranks))};
-  }
-  // Contexts of CudaOps that share a model have these.
-  static_cast<DeviceCommunicator&>(*context.ranks)
-      .GatherOnDevice(std::span(gathered).first(rows.size()));
+  RanksOf(context).GatherOnDevice(Described(place, rows).rows());
+}
+
+RowChunks ChunksOf(const Context& context, const SharedTensor& rows, int64_t unit, int64_t most) {
+  const RankPlace place = context.place();
+  if (place.ranks == 1 || RanksOf(context).chunked_gathers() == nullptr) return {};
+  const int64_t others = rows.all.cols - ShareOf(rows.cut, rows.all.cols, {0, place.ranks}).count;
+  const int64_t bytes = rows.all.rows * others * static_cast<int64_t>(DTypeSize(rows.all.dtype));
+  return {rows.all.rows, unit, std::min(most, bytes / kLeastChunkBytes)};
+}
+
+ChunkedGathers& ChunkedGathersOf(const Context& context) {
+  return *RanksOf(context).chunked_gathers();
+}
+
+void BeginGather(const Context& context, std::span<const SharedTensor> rows,
+                 const RowChunks& chunks) {
+  ChunkedGathersOf(context).Begin(Described(context.place(), rows).rows(), chunks);
 }
 
 void GatherInPlace(const Context& context, Tensor all, Cut cut) {
@@ -85,7 +123,7 @@ void GatherRuns(const Context& context, Tensor x, std::span<const RankRun> runs)
     gathered[rank] = {all.Columns(0, std::cmp_equal(rank, place.rank) ? all.cols : 0), all,
                       std::span(columns[rank]).first(ranks)};
   }
-  static_cast<DeviceCommunicator&>(*context.ranks).GatherOnDevice(std::span(gathered).first(ranks));
+  RanksOf(context).GatherOnDevice(std::span(gathered).first(ranks));
   context.ops.CopyRows(context, packed, x, unpack);
 }
 

@@ -7,6 +7,8 @@
 
 #include "outrider/batch/rows_of_rank.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/cuda/chunked_gathers.h"
+#include "outrider/ops/cuda/row_chunks.h"
 #include "outrider/parallel/share.h"
 
 namespace outrider::cuda {
@@ -26,6 +28,18 @@ struct SharedTensor {
 
 /// Fills `all` of every one of `rows`, two at most, on every rank that wants it, in one exchange.
 void Gather(const Context& context, std::span<const SharedTensor> rows);
+
+/// The chunks, `most` at most, in which a gather of these rows goes beside the operations that make
+/// or read them, of `unit` rows at a time: the same on all ranks, which all want the rows. One or
+/// none: it is too small for that, or nothing carries it so, and Gather does it at once.
+RowChunks ChunksOf(const Context& context, const SharedTensor& rows, int64_t unit, int64_t most);
+
+/// What carries chunks, where ChunksOf gives several.
+ChunkedGathers& ChunkedGathersOf(const Context& context);
+
+/// Its Begin. `rows`: two at most, of which the first goes in chunks.
+void BeginGather(const Context& context, std::span<const SharedTensor> rows,
+                 const RowChunks& chunks);
 
 /// Gathers rows that have this rank's columns at their place.
 void GatherInPlace(const Context& context, Tensor all, Cut cut);
