@@ -40,6 +40,29 @@ bool IsShared(const Context& context, const Product& p) {
   return context.place().ranks > 1 && IsBroughtTogether(p.w->cut);
 }
 
+/// What this rank computes of a product's results.
+Tensor OwnColumns(const Context& context, const Product& p) {
+  if (p.w->cut.rows != Cut::kRows) return p.y;
+  const Share own = OwnShare(context, p.w->cut.rows, p.y.cols);
+  return p.y.Columns(own.first, own.count);
+}
+
+/// How a product that is shared goes in chunks: those that fill the multiprocessors.
+RowChunks ChunksOfProduct(const Context& context, const Product& p) {
+  if (p.groups > 1 || p.silu_mul) return {};
+  const WeightCut cut = p.w->cut;
+  const RankPlace place = context.place();
+  // Every rank says the same, so that of the rank with the most columns.
+  PackedWeight widest = Packed(*p.w);
+  for (int32_t rank = 0; cut.rows == Cut::kRows && rank < place.ranks; ++rank) {
+    widest.n = std::max(widest.n, Int(ShareOf(cut.rows, p.y.cols, {rank, place.ranks}).count));
+  }
+  const Tensor x(nullptr, DType::kBF16, p.x.rows, p.w->cols, p.w->cols);
+  const SharedTensor gathered =
+      cut.rows == Cut::kRows ? SharedTensor{{}, p.y, cut.rows} : SharedTensor{{}, x, cut.input};
+  return ChunksOf(context, gathered, RowsAtOnce(widest, Int(p.x.rows)), RowChunks::kMost);
+}
+
 /// Whether two products are one with a weight that is both of theirs: the weights and the results
 /// lie side by side (WeightLoader::SideBySide).
 bool AreOne(const Product& a, const Product& b) {
@@ -309,15 +332,44 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
 void CudaOps::MultiplyShared(const Context& context, const Product& p) const {
   const Scratch::Frame frame(context.arena);
   const WeightCut cut = p.w->cut;
+  OUTRIDER_CHECK(cut.rows != Cut::kRows || (!p.silu_mul && p.groups == 1 && p.y.cols == p.w->rows));
+  const RowChunks chunks = ChunksOfProduct(context, p);
+  if (chunks.count() > 1) return MultiplyInChunks(context, p, chunks);
   Product own = p;
   if (cut.input != Cut::kNone) {
     own.x = Gathered(context, Readable(context, p.x, DType::kBF16, stream_), cut.input, p.w->cols);
   }
-  if (cut.rows != Cut::kRows) return MultiplyOne(context, own, Packed(*p.w), p.y);
-  OUTRIDER_CHECK(!p.silu_mul && p.groups == 1 && p.y.cols == p.w->rows);
-  const Share columns = OwnShare(context, cut.rows, p.y.cols);
-  MultiplyOne(context, own, Packed(*p.w), p.y.Columns(columns.first, columns.count));
-  GatherInPlace(context, p.y, cut.rows);
+  MultiplyOne(context, own, Packed(*p.w), OwnColumns(context, p));
+  if (cut.rows == Cut::kRows) GatherInPlace(context, p.y, cut.rows);
+}
+
+// While a chunk is multiplied, those of x behind it and those of y before it travel.
+void CudaOps::MultiplyInChunks(const Context& context, const Product& p,
+                               const RowChunks& chunks) const {
+  const WeightCut cut = p.w->cut;
+  const bool gathers_x = cut.input != Cut::kNone;
+  const bool gathers_y = cut.rows == Cut::kRows;
+  ChunkedGathers& gathers = ChunkedGathersOf(context);
+  Product part = p;
+  Tensor x = p.x;
+  if (gathers_x) {
+    x = TakeRows(context, DType::kBF16, p.x.rows, p.w->cols);
+    const Tensor mine = Readable(context, p.x, DType::kBF16, stream_);
+    gathers.Give(0);
+    BeginGather(context, std::array{SharedTensor{mine, x, cut.input}}, chunks);
+  }
+  const Tensor y = OwnColumns(context, p);
+  for (int chunk = 0; chunk < chunks.count(); ++chunk) {
+    if (gathers_x) gathers.Await(chunk);
+    part.x = x.Rows(chunks.first(chunk), chunks.rows(chunk));
+    MultiplyOne(context, part, Packed(*p.w), y.Rows(chunks.first(chunk), chunks.rows(chunk)));
+    if (gathers_y) gathers.Give(chunk);
+  }
+  if (gathers_y) {
+    BeginGather(context, std::array{SharedTensor{y, p.y, cut.rows}}, chunks);
+    gathers.Await(chunks.count() - 1);
+  }
+  gathers.End();
 }
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,

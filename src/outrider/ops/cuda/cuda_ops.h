@@ -31,6 +31,7 @@
 namespace outrider::cuda {
 
 struct HyperRowsParams;  // kernels/cuda/hyper/hyper_rows.h
+class RowChunks;         // ops/cuda/row_chunks.h
 
 /// Runs on one device. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time, for which the device is the current one (UseOnThisThread). Calls launch work and return;
@@ -210,6 +211,9 @@ class CudaOps : public Ops,
   void HeadPart(Tensor x, const Weight& w, Tensor part) const;
   /// A product with a weight that ranks share: brings its input together, or its columns.
   void MultiplyShared(const Context& context, const Product& product) const;
+  /// The same with rows in chunks, which travel while others are multiplied.
+  void MultiplyInChunks(const Context& context, const Product& product,
+                        const RowChunks& chunks) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
   /// A product for each group, where one does not fit (FitsGroups): the same bits.

@@ -175,6 +175,16 @@ MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {
   return shape;
 }
 
+int RowsAtOnce(const PackedWeight& weight, int rows) {
+  const MatMulSegments segments = SegmentsOf(weight);
+  const MatMulShape shape = ChooseShape(weight, rows, /*numbered=*/false);
+  const MatMulBodyFacts facts = Facts(weight.format, shape, segments.count > 1);
+  const int cluster = shape.shares * (shape.all_segments ? 1 : segments.count);
+  const int at_once = NumMultiprocessors() * facts.blocks_per_sm / cluster;
+  const int column_tiles = Ceil(weight.n, kWeightRows * facts.warpgroups * shape.shares);
+  return std::max(at_once / column_tiles, 1) * shape.tokens;
+}
+
 int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) {
   // About the most rows that an expert has if the router spreads them evenly.
   const int mean = Ceil(max_rows * choices, std::max(experts, 1));

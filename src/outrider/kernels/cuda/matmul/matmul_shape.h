@@ -16,6 +16,10 @@ MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segmen
 /// The fastest, as far as is known, for `rows` rows; `numbered`: rows have numbers.
 MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered);
 
+/// Rows of x whose tiles the multiprocessors take at once, in products of `rows` rows that have no
+/// numbers: a product of a multiple of them leaves none without work before its end.
+int RowsAtOnce(const PackedWeight& weight, int rows);
+
 /// The shape for tiles with up to `tile_rows` rows of one expert, which has about `rows_each`.
 MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int rows_each);
 
