@@ -7,6 +7,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/kernels/cuda/moe/chosen_experts.h"
+#include "outrider/kernels/cuda/moe/cut_tiles.h"
 #include "outrider/kernels/cuda/moe/expert_router.h"
 #include "outrider/kernels/cuda/rows/norm_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
@@ -61,6 +62,67 @@ void MultiplyAll(Tensor x, const PackedWeight& w, const GateUpLimits& limits, Te
   params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
   params.limits = limits;
   MatMul(params, stream);
+}
+
+// Parts in which products of experts run. More hide more of what travels and cost more at the end
+// of each, where some multiprocessors have nothing to do.
+constexpr int64_t kInnerChunks = 4;
+
+/// The chunks of places in which inner rows travel beside the products that make and take them.
+/// They have their columns at their place then, so these have to begin where a product can write.
+RowChunks ChunksOfInner(const Context& context, const ExpertWeights& w, const CudaRouting& r) {
+  const RankPlace place = context.place();
+  const int64_t width = Packed(w).down.k;
+  for (int32_t rank = 0; rank < place.ranks; ++rank) {
+    if (ShareOf(Cut::kInner, width, {rank, place.ranks}).first % 8 != 0) return {};
+  }
+  const Tensor all(nullptr, DType::kBF16, r.rows * r.choices, width, width);
+  return ChunksOf(context, {{}, all, Cut::kInner}, /*unit=*/1, kInnerChunks);
+}
+
+/// A routing's tiles in parts, in the arena (CutTiles).
+CutTilesParams TakeParts(const Context& context, const CudaRouting& r) {
+  CutTilesParams cut;
+  cut.routing = r.device;
+  cut.room = MaxExpertTiles(r.rows, r.choices, r.experts, r.tile_rows);
+  cut.tiles = context.arena.Take<ExpertTile>(kMostTileParts * cut.room);
+  cut.counts = context.arena.Take<int32_t>(kMostTileParts);
+  return cut;
+}
+
+/// The products of a part.
+ExpertMatMulParams PartOf(const ExpertMatMulParams& all, const CutTilesParams& cut, int part) {
+  ExpertMatMulParams params = all;
+  params.routing.tiles = cut.tiles + part * cut.room;
+  params.routing.num_tiles = cut.counts + part;
+  // All parts were made before the first one's products.
+  params.routing_settled = part > 0;
+  params.is_gathered = part > 0;
+  return params;
+}
+
+/// x[r] += the outputs of row r's experts, of the rows from `first` on; then the norm of x.
+void AddExperts(const CudaRouting& r, const ExpertRows& outputs, int64_t first, Tensor x,
+                const NormOut& norm, cudaStream_t stream) {
+  OUTRIDER_CHECK(first + x.rows <= r.rows && x.dtype == DType::kF32);
+  OUTRIDER_CHECK(norm.weight == nullptr || Fits(norm.out, DType::kBF16));
+  NormRowsParams params;
+  params.num_rows = static_cast<int>(x.rows);
+  params.hidden = static_cast<int>(x.cols);
+  params.x = static_cast<float*>(x.data);
+  params.x_stride = x.stride;
+  params.terms = outputs.routed.Rows(first * r.choices, x.rows * r.choices).data;
+  params.terms_dtype = DType::kF32;
+  params.num_terms = r.choices;
+  params.term_weights = r.device.weights + first * r.choices;
+  if (outputs.shared.rows > 0) {
+    params.last_term = static_cast<const float*>(outputs.shared.Rows(first, x.rows).data);
+  }
+  params.norm_weight = norm.weight;
+  params.epsilon = norm.eps;
+  params.out = norm.out.data;
+  params.out_stride = norm.out.stride;
+  CheckCuda(NormRows(params, stream), "sum of experts");
 }
 
 }  // namespace
@@ -150,7 +212,10 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                  const ExpertLimits& limits, const Routing& routing,
                                  Tensor x) const {
   const CudaRouting& r = RoutingOf(routing);
-  const Tensor inner = TakeRows(context, DType::kBF16, r.rows * r.choices, w.width);
+  const RowChunks chunks = ChunksOfInner(context, w, r);
+  const bool whole = chunks.count() > 1;  // with room for the columns of other ranks
+  const int64_t width = whole ? Packed(w).down.k : w.width;
+  const Tensor inner = TakeRows(context, DType::kBF16, r.rows * r.choices, width);
   const Tensor shared_inner =
       TakeRows(context, DType::kBF16, IsApart(w) ? r.rows : 0, w.shared_width);
   const Scratch::Frame frame(context.arena);
@@ -170,12 +235,25 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
   params.limits = Limits(limits.routed, limits.limits_gate);
   params.shared_limits = Limits(limits.shared, limits.limits_gate);
   params.shared = Packed(w).shared;
-  params.y = inner.data;
+  const Share own = whole ? OwnShare(context, Cut::kInner, width) : Share{0, width};
+  params.y = inner.Columns(own.first, own.count).data;
   params.y_stride = inner.stride;
-  ExpertMatMul(params, stream_);
+  if (whole) {
+    CutTilesParams cut = TakeParts(context, r);
+    cut.parts = chunks.count();
+    for (int i = 0; i < cut.parts; ++i) cut.ends[i] = chunks.end(i);
+    CheckCuda(CutTiles(cut, stream_), "parts of experts' rows");
+    for (int i = 0; i < cut.parts; ++i) {
+      ExpertMatMul(PartOf(params, cut, i), stream_);
+      if (i + 1 < cut.parts) ChunkedGathersOf(context).Give(i);
+    }
+  } else {
+    ExpertMatMul(params, stream_);
+  }
   if (shared_inner.rows > 0) {
     MultiplyAll(x, Packed(w).shared_gate_up, params.shared_limits, shared_inner, stream_);
   }
+  if (whole) ChunkedGathersOf(context).Give(chunks.count() - 1);
   return {.routed = inner, .shared = shared_inner};
 }
 
@@ -190,14 +268,25 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   const Scratch::Frame frame(context.arena);
   Tensor routed_inner = inner.routed;
   Tensor shared_inner = inner.shared;
+  const RowChunks chunks = ChunksOfInner(context, w, r);
+  const bool in_chunks = chunks.count() > 1;
   if (context.place().ranks > 1) {
     const auto whole = [&](Tensor& mine, int64_t width) {
       const Tensor all = TakeRows(context, mine.dtype, mine.rows, width);
       return SharedTensor{std::exchange(mine, all), all, Cut::kInner};
     };
-    const std::array rows = {whole(routed_inner, down.k),
+    const auto in_place = [&](const Tensor& all) {
+      const Share own = OwnShare(context, Cut::kInner, all.cols);
+      return SharedTensor{all.Columns(own.first, own.count), all, Cut::kInner};
+    };
+    const std::array rows = {in_chunks ? in_place(routed_inner) : whole(routed_inner, down.k),
                              whole(shared_inner, Packed(w).shared_down.k)};
-    Gather(context, std::span(rows).first(shared_rows > 0 ? 2 : 1));
+    const auto used = std::span(rows).first(shared_rows > 0 ? 2 : 1);
+    if (in_chunks) {
+      BeginGather(context, used, chunks);
+    } else {
+      Gather(context, used);
+    }
   }
   ExpertMatMulParams params;
   params.max_rows = static_cast<int>(r.rows);
@@ -212,38 +301,57 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   params.y_stride = outputs.stride;
   params.y_type = OutputType::kF32;
   params.routing_settled = true;
-  ExpertMatMul(params, stream_);
+  if (in_chunks) {
+    // All but the last chunk have mostly come while the last one was made.
+    CutTilesParams cut = TakeParts(context, r);
+    cut.parts = 2;
+    cut.by_last_place = true;
+    for (int i = 0; i < cut.parts; ++i) cut.ends[i] = chunks.end(chunks.count() - 2 + i);
+    CheckCuda(CutTiles(cut, stream_), "parts of experts' rows");
+    for (int i = 0; i < cut.parts; ++i) {
+      ChunkedGathersOf(context).Await(chunks.count() - 2 + i);
+      ExpertMatMul(PartOf(params, cut, i), stream_);
+    }
+    ChunkedGathersOf(context).End();
+  } else {
+    ExpertMatMul(params, stream_);
+  }
   if (shared_rows > 0) MultiplyAll(shared_inner, Packed(w).shared_down, {}, shared, stream_);
   return {.routed = outputs, .shared = shared};
 }
 
-void CudaOps::CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
-                             const ExpertRows& outputs, Tensor x, const NormOut& norm) const {
+void CudaOps::CombineExperts(const Context& context, const ExpertWeights& /*w*/,
+                             const Routing& routing, const ExpertRows& outputs, Tensor x,
+                             const NormOut& norm) const {
   const CudaRouting& r = RoutingOf(routing);
-  if (context.place().ranks > 1 && outputs.routed.cols != x.cols) {
-    const Share own = OwnShare(context, Cut::kRows, x.cols);
-    CombineExperts(context, w, routing, outputs, x.Columns(own.first, own.count), {});
-    GatherInPlace(context, x, Cut::kRows);
-    if (norm.weight != nullptr) Norm(context, x, norm.weight, norm.eps, norm.out);
-    return;
+  OUTRIDER_CHECK(x.rows == r.rows);
+  if (context.place().ranks == 1 || outputs.routed.cols == x.cols) {
+    return AddExperts(r, outputs, 0, x, norm, stream_);
   }
-  OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32);
-  OUTRIDER_CHECK(norm.weight == nullptr || Fits(norm.out, DType::kBF16));
-  NormRowsParams params;
-  params.num_rows = static_cast<int>(r.rows);
-  params.hidden = static_cast<int>(x.cols);
-  params.x = static_cast<float*>(x.data);
-  params.x_stride = x.stride;
-  params.terms = outputs.routed.data;
-  params.terms_dtype = DType::kF32;
-  params.num_terms = r.choices;
-  params.term_weights = r.device.weights;
-  if (outputs.shared.rows > 0) params.last_term = static_cast<const float*>(outputs.shared.data);
-  params.norm_weight = norm.weight;
-  params.epsilon = norm.eps;
-  params.out = norm.out.data;
-  params.out_stride = norm.out.stride;
-  CheckCuda(NormRows(params, stream_), "sum of experts");
+  const Share columns = OwnShare(context, Cut::kRows, x.cols);
+  const Tensor own = x.Columns(columns.first, columns.count);
+  const auto take_norm = [&](int64_t first, int64_t count) {
+    if (norm.weight == nullptr) return;
+    const NormOut part = norm.Rows(first, count);
+    Norm(context, x.Rows(first, count), part.weight, part.eps, part.out);
+  };
+  const RowChunks chunks = ChunksOf(context, {own, x, Cut::kRows}, /*unit=*/128, RowChunks::kMost);
+  if (chunks.count() <= 1) {
+    AddExperts(r, outputs, 0, own, {}, stream_);
+    GatherInPlace(context, x, Cut::kRows);
+    return take_norm(0, x.rows);
+  }
+  ChunkedGathers& gathers = ChunkedGathersOf(context);
+  for (int i = 0; i < chunks.count(); ++i) {
+    AddExperts(r, outputs, chunks.first(i), own.Rows(chunks.first(i), chunks.rows(i)), {}, stream_);
+    gathers.Give(i);
+  }
+  BeginGather(context, std::array{SharedTensor{own, x, Cut::kRows}}, chunks);
+  for (int i = 0; i < chunks.count(); ++i) {
+    gathers.Await(i);
+    take_norm(chunks.first(i), chunks.rows(i));
+  }
+  gathers.End();
 }
 
 }  // namespace outrider::cuda

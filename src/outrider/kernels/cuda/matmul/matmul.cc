@@ -335,16 +335,16 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
     if (routing.offsets == nullptr || routing.places == nullptr) {
       throw InvalidArgument("{}: the routing must have offsets and places to gather rows", kWhat);
     }
-    const GatherPairs gather = {.x = x,
-                                .x_stride = x_stride,
-                                .k = w.k,
-                                .places = routing.places,
-                                .num_pairs = routing.offsets + params.experts,
-                                .choices = params.choices,
-                                .max_rows = params.max_rows,
-                                .to = params.gathered,
-                                .to_stride = w.k};
-    CheckCuda(LaunchGatherPairs(gather, stream), "gathering the rows of pairs");
+    const GatherPairs copy = {.x = x,
+                              .x_stride = x_stride,
+                              .k = w.k,
+                              .places = routing.places,
+                              .num_pairs = routing.offsets + params.experts,
+                              .choices = params.choices,
+                              .max_rows = params.max_rows,
+                              .to = params.gathered,
+                              .to_stride = w.k};
+    if (!params.is_gathered) CheckCuda(LaunchGatherPairs(copy, stream), "gathering rows of pairs");
     x = params.gathered;
     x_stride = w.k;
   }
@@ -371,7 +371,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   args.y = params.y;
   args.y_stride = params.y_stride;
   // The copy of rows waits for the routing before it lets the products start.
-  args.routing_settled = params.routing_settled || gathered;
+  args.routing_settled = params.routing_settled || (gathered && !params.is_gathered);
   args.tiles = routing.tiles;
   args.parts = Ceil(params.tile_rows, shape.tokens);
   args.num_tiles = routing.num_tiles;

@@ -179,9 +179,10 @@ struct ExpertMatMulParams {
   // Gate and up with tiles of more than 16 rows: room for [max_rows * choices, k] bf16, 16-byte
   // aligned, k a multiple of 8; x is copied there first, in order of place. Else not read.
   void* gathered = nullptr;
-  PackedWeight w;        // gate_up: gate and up; else down
-  void* y = nullptr;     // [max_rows * choices, columns]
-  int64_t y_stride = 0;  // elements, a multiple of 8
+  bool is_gathered = false;  // a call with the same x and routing has copied x there already
+  PackedWeight w;            // gate_up: gate and up; else down
+  void* y = nullptr;         // [max_rows * choices, columns]
+  int64_t y_stride = 0;      // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   GateUpLimits limits;         // of gate and up of the experts before the last `shared` ones
   GateUpLimits shared_limits;  // of those
