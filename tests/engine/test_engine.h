@@ -82,6 +82,9 @@ struct TestEngineOptions {
   std::function<std::unique_ptr<Executor>(std::vector<RankParts>)> make_executor = nullptr;
   bool tells_experts = false;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
+  /// Set: makes the communicators of ranks on GPUs in place of MakeRankCommunicators.
+  std::function<std::vector<std::unique_ptr<Communicator>>(const std::vector<const Ops*>&, double)>
+      make_communicators = nullptr;
 };
 
 /// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
@@ -231,6 +234,9 @@ inline std::vector<std::unique_ptr<Communicator>> MakeTestCommunicators(
     const TestEngineOptions& options) {
   if (options.ranks == 1 || !HasGpuRanks(options)) {
     return MakeThreadCommunicators(options.ranks, options.rank_seconds);
+  }
+  if (options.make_communicators) {
+    return options.make_communicators(options.rank_ops, options.rank_seconds);
   }
   return MakeRankCommunicators(DeviceKind::kCuda, options.rank_ops, options.rank_seconds);
 }

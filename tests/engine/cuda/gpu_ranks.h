@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/peer_communicator.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/engine/test_engine.h"
@@ -44,6 +45,15 @@ inline GenerationRequest LongRequest(uint32_t seed, size_t tokens, int32_t vocab
   request.sampling.logprobs = 3;
   request.sampling.prompt_logprobs = 2;
   return request;
+}
+
+/// What ranks gather in steps that are not recorded goes in chunks of 16 rows and more, as that of
+/// the largest steps does.
+inline std::vector<std::unique_ptr<Communicator>> InSmallChunks(
+    const std::vector<const Ops*>& ranks, double seconds) {
+  std::vector<const CudaOps*> gpus;
+  for (const Ops* ops : ranks) gpus.push_back(static_cast<const CudaOps*>(ops));
+  return MakePeerCommunicators(gpus, seconds, {.least_bytes = 1, .most_unit = 16});
 }
 
 /// Base: HopperTest<>, or with a parameter.

@@ -56,6 +56,26 @@ TEST_F(GpuRanksTest, PromptLookupAndEagle3) {
                      kBundledVocab, {2});
 }
 
+/// Products run beside what they gather.
+TEST_F(GpuRanksTest, RowsOfPromptsTravelInChunks) {
+  ExpectEqualOnRanks({.drafter = DrafterKind::kChain, .make_communicators = InSmallChunks},
+                     kBundledVocab);
+  ExpectEqualOnRanks({.rounded_cache = true, .make_communicators = InSmallChunks}, kBundledVocab,
+                     {2}, /*divides_requests=*/true);
+  // Groups of heads, streams, and shared MLPs that are none of the experts.
+  ExpectEqualOnRanks({.checkpoint = TinyV4Directory(),
+                      .drafter = DrafterKind::kRepeated,
+                      .cache_form = KvCacheForm::kHeads,
+                      .make_communicators = InSmallChunks},
+                     VocabOf(TinyV4Directory()), {2});
+  const SmallStepModel step(kBundledVocab, 20, kGpuStepSizes);
+  ExpectEqualOnRanks({.checkpoint = step.directory(),
+                      .dummy_seed = 7,
+                      .cache_form = KvCacheForm::kHeads,
+                      .make_communicators = InSmallChunks},
+                     kBundledVocab, {2});
+}
+
 /// Attention of as many heads is split at other places than that of half as many, and so is K of a
 /// weight of as many rows.
 TEST_F(GpuRanksTest, SplitsAndSegmentsAreThoseOfTheWhole) {

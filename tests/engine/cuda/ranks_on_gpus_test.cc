@@ -47,6 +47,13 @@ TEST_P(RanksOnGpusTest, LatentAttention) {
   ExpectEqual(Of(v3, {.rounded_cache = true, .adaptive = true, .probabilistic_drafts = true}));
 }
 
+TEST_P(RanksOnGpusTest, RowsOfPromptsTravelInChunks) {
+  const V3ForRanks v3(gpus());
+  ExpectEqual(Of(v3, {.drafter = DrafterKind::kChain, .make_communicators = InSmallChunks}));
+  ExpectEqual(Of(v3, {.drafter = DrafterKind::kNone, .make_communicators = InSmallChunks}),
+              /*divides_requests=*/true);
+}
+
 TEST_P(RanksOnGpusTest, GroupedQueryAttention) {
   const SmallStepModel step(kBundledVocab, 20, GpuStepSizes(gpus()));
   ExpectEqual({.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads});

@@ -22,11 +22,11 @@ cudaStream_t MakeUrgentStream() {
 
 ChunkedGathers::ChunkedGathers(DeviceCommunicator& ranks,
                                std::span<const std::unique_ptr<Marks>> marks, cudaStream_t stream,
-                               RowCarrier carrier)
+                               const ChunkOptions& options)
     : ranks_(ranks),
       marks_(marks),
       stream_(stream),
-      carrier_(carrier),
+      options_(options),
       beside_(MakeUrgentStream(), cudaStreamDestroy) {}
 
 ChunkedGathers::~ChunkedGathers() {
@@ -55,7 +55,7 @@ void ChunkedGathers::Begin(std::span<const GatheredRows> rows, const RowChunks& 
   }
   ranks_.Tell(std::span(told_).first(ranks));
   for (size_t i = 0; i < ranks; ++i) OUTRIDER_CHECK(told_[i].chunks == chunks, "rank {}", i);
-  const RowCarrier carrier = chunks.count() > 1 ? carrier_ : RowCarrier::kKernels;
+  const RowCarrier carrier = chunks.count() > 1 ? options_.carrier : RowCarrier::kKernels;
   for (int chunk = 0; chunk < chunks.count(); ++chunk) {
     if (chunk < given_) {
       for (size_t i = 0; i < ranks; ++i) {

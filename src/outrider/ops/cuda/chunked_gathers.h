@@ -16,8 +16,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -36,6 +38,15 @@ enum class RowCarrier : uint8_t {
   kKernels,
 };
 
+struct ChunkOptions {
+  RowCarrier carrier = RowCarrier::kCopyEngines;
+  /// Of what a rank gets in a chunk: one of fewer would take as long to begin as to travel.
+  int64_t least_bytes = int64_t{4} << 20;
+  /// Rows that a chunk is a multiple of are no more than these. For tests: fewer than a product
+  /// wants leave multiprocessors without work.
+  int64_t most_unit = std::numeric_limits<int64_t>::max();
+};
+
 class ChunkedGathers {
  public:
   /// One rank's events. Gather n uses what n % 2 says: before a rank records one anew, all ranks'
@@ -48,10 +59,16 @@ class ChunkedGathers {
   /// marks: by rank, complete when the first gather begins. stream: the rank's, on the current
   /// device. All of them must outlive this.
   ChunkedGathers(DeviceCommunicator& ranks, std::span<const std::unique_ptr<Marks>> marks,
-                 cudaStream_t stream, RowCarrier carrier);
+                 cudaStream_t stream, const ChunkOptions& options);
   ~ChunkedGathers();
   ChunkedGathers(const ChunkedGathers&) = delete;
   ChunkedGathers& operator=(const ChunkedGathers&) = delete;
+
+  /// The chunks, `most` at most, of a gather in which a rank gets so many bytes. `unit`: rows that
+  /// operations beside it take at a time.
+  RowChunks Cut(int64_t rows, int64_t bytes, int64_t unit, int64_t most) const {
+    return {rows, std::min(unit, options_.most_unit), std::min(most, bytes / options_.least_bytes)};
+  }
 
   /// Chunk `chunk` of what this rank has in the next gather is written by what was launched so far,
   /// and what is to get that chunk of the others' columns is not used before. Chunks are given in
@@ -80,7 +97,7 @@ class ChunkedGathers {
   DeviceCommunicator& ranks_;
   std::span<const std::unique_ptr<Marks>> marks_;
   cudaStream_t stream_;
-  RowCarrier carrier_;
+  ChunkOptions options_;
   std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)> beside_;
   std::array<std::array<DeviceEvent, RowChunks::kMost>, 2> arrived_;
   uint64_t gathers_ = 0;  // that have begun

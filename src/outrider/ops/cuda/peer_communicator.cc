@@ -64,11 +64,11 @@ struct PeerCommunicator::Group {
 };
 
 PeerCommunicator::PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops,
-                                   RowCarrier carrier)
+                                   const ChunkOptions& options)
     : DeviceCommunicator(*group->hosts[static_cast<size_t>(rank)]),
       group_(std::move(group)),
       ops_(ops),
-      chunked_(*this, group_->marks, ops.stream(), carrier) {}
+      chunked_(*this, group_->marks, ops.stream(), options) {}
 
 PeerCommunicator::~PeerCommunicator() {
   cudaStreamSynchronize(ops_.stream());  // it may still read what the others have stored
@@ -202,7 +202,7 @@ std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices) {
 }
 
 std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
-    std::span<const CudaOps* const> ranks, double seconds, RowCarrier carrier) {
+    std::span<const CudaOps* const> ranks, double seconds, const ChunkOptions& options) {
   OUTRIDER_CHECK(ranks.size() <= kMostRanks);
   std::vector<int> devices;
   for (const CudaOps* ops : ranks) devices.push_back(ops->device());
@@ -229,7 +229,7 @@ std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
     group->posts.push_back(std::make_unique<PeerCommunicator::Group::Post>());
     group->marks[result.size()] = std::make_unique<ChunkedGathers::Marks>();
     result.push_back(std::make_unique<PeerCommunicator>(group, static_cast<int32_t>(result.size()),
-                                                        *ops, carrier));
+                                                        *ops, options));
   }
   ranks.front()->UseOnThisThread();
   return result;

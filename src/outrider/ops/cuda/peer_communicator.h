@@ -37,7 +37,7 @@ class PeerCommunicator : public DeviceCommunicator {
   struct Group;
   /// ops: this rank's, which must outlive it.
   PeerCommunicator(std::shared_ptr<Group> group, int32_t rank, const CudaOps& ops,
-                   RowCarrier carrier);
+                   const ChunkOptions& options);
   ~PeerCommunicator() override;
 
   void End(const std::string& reason) override;
@@ -69,10 +69,9 @@ class PeerCommunicator : public DeviceCommunicator {
 std::optional<std::pair<int, int>> FindStrangers(std::span<const int> devices);
 
 /// One for each rank, by rank, whose operations these are. GPUs get access to each other's memory.
-/// A rank that another waits for longer than `seconds` counts as ended. carrier: of gathers in
-/// chunks.
+/// A rank that another waits for longer than `seconds` counts as ended. Options are the same of all
+/// ranks that share a model.
 std::vector<std::unique_ptr<Communicator>> MakePeerCommunicators(
-    std::span<const CudaOps* const> ranks, double seconds,
-    RowCarrier carrier = RowCarrier::kCopyEngines);
+    std::span<const CudaOps* const> ranks, double seconds, const ChunkOptions& options = {});
 
 }  // namespace outrider::cuda

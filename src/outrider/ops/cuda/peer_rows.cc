@@ -18,9 +18,6 @@ MatrixView<std::byte> AsBytes(const Tensor& x) {
   return {static_cast<std::byte*>(x.data), x.rows, x.cols * size, x.stride * size};
 }
 
-// A chunk of fewer bytes would take as long to begin as to travel.
-constexpr int64_t kLeastChunkBytes = int64_t{4} << 20;
-
 /// Rows as communicators want them.
 class Described {
  public:
@@ -64,10 +61,12 @@ void Gather(const Context& context, std::span<const SharedTensor> rows) {
 
 RowChunks ChunksOf(const Context& context, const SharedTensor& rows, int64_t unit, int64_t most) {
   const RankPlace place = context.place();
-  if (place.ranks == 1 || RanksOf(context).chunked_gathers() == nullptr) return {};
+  if (place.ranks == 1) return {};
+  const ChunkedGathers* const gathers = RanksOf(context).chunked_gathers();
+  if (gathers == nullptr) return {};
   const int64_t others = rows.all.cols - ShareOf(rows.cut, rows.all.cols, {0, place.ranks}).count;
   const int64_t bytes = rows.all.rows * others * static_cast<int64_t>(DTypeSize(rows.all.dtype));
-  return {rows.all.rows, unit, std::min(most, bytes / kLeastChunkBytes)};
+  return gathers->Cut(rows.all.rows, bytes, unit, most);
 }
 
 ChunkedGathers& ChunkedGathersOf(const Context& context) {

@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/kernels/cuda/moe/cut_tiles.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/matmul/matmul_world.h"
 
@@ -74,8 +76,46 @@ class ExpertMatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
   static constexpr int kExperts = 9;  // with the shared one
   static constexpr int kChoices = 4;
 
+  /// Rows per tile, and whether the products run in parts.
+  static std::vector<std::pair<int, bool>> TilesAndParts() {
+    std::vector<std::pair<int, bool>> all;
+    for (const int tile : {8, 16, 32, 64, 128, 256}) {
+      for (const bool in_parts : {false, true}) all.emplace_back(tile, in_parts);
+    }
+    return all;
+  }
+
   std::mt19937 random_{5};
 };
+
+/// Gate and up of each part, then down, which finds only places of the parts so far.
+void RunInParts(const ExpertMatMulParams& gate_up, const ExpertMatMulParams& down, int64_t places) {
+  constexpr int kParts = 3;
+  CutTilesParams cut;
+  cut.routing = gate_up.routing;
+  cut.parts = kParts;
+  for (int i = 0; i < kParts; ++i) cut.ends[i] = places * (i + 1) / kParts;
+  cut.room = MaxExpertTiles(gate_up.max_rows, gate_up.choices, gate_up.experts, gate_up.tile_rows);
+  const DeviceArray<ExpertTile> tiles(static_cast<size_t>(2 * kParts * cut.room));
+  const DeviceArray<int32_t> counts(2 * kParts);
+  for (const bool by_last_place : {false, true}) {
+    cut.by_last_place = by_last_place;
+    cut.tiles = tiles.data() + (by_last_place ? kParts * cut.room : 0);
+    cut.counts = counts.data() + (by_last_place ? kParts : 0);
+    CudaOk(CutTiles(cut, nullptr), "parts of tiles");
+  }
+  for (int i = 0; i < kParts; ++i) {
+    ExpertMatMulParams part = gate_up;
+    part.routing.tiles = tiles.data() + i * cut.room;
+    part.routing.num_tiles = counts.data() + i;
+    part.is_gathered = i > 0;
+    ExpertMatMul(part, nullptr);
+    part = down;
+    part.routing.tiles = tiles.data() + (kParts + i) * cut.room;
+    part.routing.num_tiles = counts.data() + kParts + i;
+    ExpertMatMul(part, nullptr);
+  }
+}
 
 TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const auto [format, hidden, width] = GetParam();
@@ -100,7 +140,7 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const DeviceArray<uint16_t> gathered(static_cast<size_t>(kMaxRows) * kChoices * hidden);
   const int inner_stride = (width + 7) / 8 * 8;
   for (const int rows : {1, 3, 20, 170, kMaxRows}) {
-    for (const int tile : {8, 16, 32, 64, 128, 256}) {
+    for (const auto& [tile, in_parts] : TilesAndParts()) {
       const Routing routing(rows, kChoices, kExperts, tile, random_);
       const size_t pairs = routing.pairs.size();
       const DeviceArray<uint16_t> inner(static_cast<size_t>(kMaxRows) * kChoices * inner_stride);
@@ -118,16 +158,21 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
       params.y_stride = inner_stride;
       params.routing = routing.device;
       params.tile_rows = tile;
-      ExpertMatMul(params, nullptr);
-      params.x = inner.data();
-      params.x_stride = inner_stride;
-      params.routing_settled = true;
-      params.w = first_down.weight();
-      params.w.data = down.data();
-      params.y = out.data();
-      params.y_stride = hidden;
-      params.y_type = OutputType::kF32;
-      ExpertMatMul(params, nullptr);
+      ExpertMatMulParams down_params = params;
+      down_params.x = inner.data();
+      down_params.x_stride = inner_stride;
+      down_params.routing_settled = true;
+      down_params.w = first_down.weight();
+      down_params.w.data = down.data();
+      down_params.y = out.data();
+      down_params.y_stride = hidden;
+      down_params.y_type = OutputType::kF32;
+      if (in_parts) {
+        RunInParts(params, down_params, static_cast<int64_t>(pairs));
+      } else {
+        ExpertMatMul(params, nullptr);
+        ExpertMatMul(down_params, nullptr);
+      }
       CudaOk(cudaDeviceSynchronize(), "run");
       const std::vector<uint16_t> got_inner = inner.Download();
       const std::vector<float> got = out.Download();
