@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/nccl_communicator.h"
 #include "outrider/ops/cuda/peer_rows.h"
 #include "outrider/ops/replayer.h"
@@ -27,10 +29,19 @@ const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=
 using Make = std::vector<std::unique_ptr<Communicator>> (*)(std::span<const CudaOps* const>,
                                                             double);
 
+std::vector<std::unique_ptr<Communicator>> OverPeers(std::span<const CudaOps* const> ranks,
+                                                     double seconds) {
+  return MakePeerCommunicators(ranks, seconds);
+}
+std::vector<std::unique_ptr<Communicator>> OverPeersByKernels(std::span<const CudaOps* const> ranks,
+                                                              double seconds) {
+  return MakePeerCommunicators(ranks, seconds, {.carrier = RowCarrier::kKernels});
+}
+
 /// act(context) on a thread of every rank; the ranks take turns on `gpus` GPUs.
 void OnRanks(int32_t ranks, double seconds,
-             const std::function<void(const Context&, const CudaOps&)>& act,
-             Make make = MakePeerCommunicators, int gpus = 1) {
+             const std::function<void(const Context&, const CudaOps&)>& act, Make make = OverPeers,
+             int gpus = 1) {
   std::vector<std::unique_ptr<CudaOps>> ops;
   std::vector<const CudaOps*> pointers;
   for (int32_t rank = 0; rank < ranks; ++rank) {
@@ -67,7 +78,7 @@ class PeersOnGpusTest : public HopperTest<::testing::TestWithParam<int>> {
 
   int gpus() const { return GetParam(); }
   void OnGpus(double seconds, const std::function<void(const Context&, const CudaOps&)>& act,
-              Make make = MakePeerCommunicators) const {
+              Make make = OverPeers) const {
     OnRanks(gpus(), seconds, act, make, gpus());
   }
 };
@@ -144,6 +155,93 @@ void GatherRandomRows(const Context& context, const CudaOps& ops) {
   }
 }
 
+/// Keeps the stream busy for some time, so that what is not waited for comes too early.
+void Stall(const Context& context, const CudaOps& ops) {
+  const Scratch::Frame frame(context.arena);
+  const Tensor from = RowsOnDevice(context, ops, 2048, 4096, 4096);
+  const Tensor to = RowsOnDevice(context, ops, 2048, 4096, 4096);
+  for (int i = 0; i < 4; ++i) CopyTensor(from, to, ops.stream());
+}
+
+/// Chunks that are given one by one, or all at once, behind work that takes long; what comes of
+/// them is given on to another gather. Each part is overwritten as soon as it may be.
+void GatherInChunks(const Context& context, const CudaOps& ops) {
+  const int32_t ranks = context.place().ranks;
+  ChunkedGathers& gathers = ChunkedGathersOf(context);
+  std::mt19937 random(9);  // the same on every rank
+  for (int call = 0; call < 24; ++call) {
+    const Scratch::Frame frame(context.arena);
+    const auto rows = static_cast<int64_t>(1 + random() % 3000);
+    const int64_t cols = ranks * static_cast<int64_t>(1 + random() % 200);
+    const RowChunks chunks(rows, static_cast<int64_t>(1 + random() % 200),
+                           static_cast<int64_t>(1 + random() % RowChunks::kMost));
+    const bool one_by_one = random() % 3 > 0;
+    const bool in_place = random() % 2 == 0;
+    const Cut cut = random() % 2 == 0 ? Cut::kHeads : Cut::kRows;
+    const Share own = OwnShare(context, cut, cols);
+    const Tensor source = RowsOnDevice(context, ops, rows, own.count, own.count);
+    Fill(ops, source, call, own.first);
+    const Tensor all = RowsOnDevice(context, ops, rows, cols, cols + random() % 5);
+    const Tensor part = in_place ? all.Columns(own.first, own.count)
+                                 : RowsOnDevice(context, ops, rows, own.count, own.count);
+    const Tensor next = RowsOnDevice(context, ops, rows, cols, cols);
+    const Tensor next_part = next.Columns(own.first, own.count);
+    const Tensor got = RowsOnDevice(context, ops, rows, cols, cols);
+    const auto of = [&](const Tensor& x, int chunk) {
+      return x.Rows(chunks.first(chunk), chunks.rows(chunk));
+    };
+    for (int chunk = 0; chunk < chunks.count(); ++chunk) {
+      if ((call + context.place().rank) % 3 == 0) Stall(context, ops);
+      CopyTensor(of(source, chunk), of(part, chunk), ops.stream());
+      if (one_by_one) gathers.Give(chunk);
+    }
+    if (!one_by_one) gathers.Give(0);
+    BeginGather(context, std::array{SharedTensor{part, all, cut}}, chunks);
+    for (int chunk = 0; chunk < chunks.count(); ++chunk) {
+      gathers.Await(chunk);
+      CopyTensor(of(all, chunk), of(got, chunk), ops.stream());
+      CopyTensor(of(got, chunk).Columns(own.first, own.count), of(next_part, chunk), ops.stream());
+      gathers.Give(chunk);
+    }
+    BeginGather(context, std::array{SharedTensor{next_part, next, cut}}, chunks);
+    gathers.Await(chunks.count() - 1);
+    const Tensor got_next = RowsOnDevice(context, ops, rows, cols, cols);
+    CopyTensor(next, got_next, ops.stream());
+    gathers.End();
+    ops.SetZero(context, part);
+    ops.SetZero(context, next_part);
+    ExpectFilled(context, ops, got, call);
+    ExpectFilled(context, ops, got_next, call);
+    // Other gathers come between.
+    if (call % 4 != 0) continue;
+    Fill(ops, next_part, call + 1, own.first);
+    GatherInPlace(context, next, cut);
+    ExpectFilled(context, ops, next, call + 1);
+  }
+}
+
+/// The second rows of a gather go with the last chunk.
+void GatherTwoInChunks(const Context& context, const CudaOps& ops) {
+  const int64_t cols = int64_t{64} * context.place().ranks;
+  const Tensor first = RowsOnDevice(context, ops, 900, cols, cols);
+  const Tensor second = RowsOnDevice(context, ops, 70, 2 * cols, 2 * cols);
+  const RowChunks chunks(first.rows, 128, 4);
+  std::array<SharedTensor, 2> rows;
+  for (size_t i = 0; const Tensor& all : {first, second}) {
+    const Share own = OwnShare(context, Cut::kRows, all.cols);
+    const Tensor mine = all.Columns(own.first, own.count);
+    Fill(ops, mine, 3 + static_cast<int>(i), own.first);
+    rows[i++] = {mine, all, Cut::kRows};
+  }
+  ChunkedGathers& gathers = ChunkedGathersOf(context);
+  for (int chunk = 0; chunk < chunks.count(); ++chunk) gathers.Give(chunk);
+  BeginGather(context, rows, chunks);
+  gathers.Await(chunks.count() - 1);
+  gathers.End();
+  ExpectFilled(context, ops, first, 3);
+  ExpectFilled(context, ops, second, 4);
+}
+
 /// A run of gathers of odd and even number, parts at their place and beside it, launched once and
 /// then recorded; between replays with other values there are gathers that are not recorded, and
 /// runs of another key, whose gathers are larger.
@@ -199,11 +297,25 @@ TEST_F(PeerCommunicatorTest, EveryRankGetsTheColumnsOfAll) {
   for (const int32_t ranks : {1, 2, 3, 4, 8}) OnRanks(ranks, 60, GatherRandomRows);
 }
 
+TEST_F(PeerCommunicatorTest, ChunksTravelBesideWhatMakesAndTakesThem) {
+  for (const Make make : {OverPeers, OverPeersByKernels}) {
+    for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 60, GatherInChunks, make);
+    OnRanks(2, 60, GatherTwoInChunks, make);
+  }
+}
+
 TEST_F(PeerCommunicatorTest, RecordedGathersCountOnWhenTheyAreReplayed) {
   for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 60, RepeatRecordedGathers);
 }
 
 TEST_P(PeersOnGpusTest, EveryRankGetsTheColumnsOfAll) { OnGpus(60, GatherRandomRows); }
+
+TEST_P(PeersOnGpusTest, ChunksTravelBesideWhatMakesAndTakesThem) {
+  for (const Make make : {OverPeers, OverPeersByKernels}) {
+    OnGpus(60, GatherInChunks, make);
+    OnGpus(60, GatherTwoInChunks, make);
+  }
+}
 
 TEST_P(PeersOnGpusTest, RecordedGathersCountOnWhenTheyAreReplayed) {
   OnGpus(60, RepeatRecordedGathers);
@@ -298,6 +410,47 @@ TEST_F(PeerCommunicatorTest, ARankThatDoesNotComeIsNamed) {
       EXPECT_EQ(std::string(error.what()), "rank 1 of 2 has ended: it has not answered for 0.2 s");
     }
   });
+}
+
+/// A rank that gives chunks and then does not come.
+TEST_F(PeerCommunicatorTest, ARankThatDoesNotBeginIsNamed) {
+  OnRanks(2, 0.2, [](const Context& context, const CudaOps& ops) {
+    const Tensor all = RowsOnDevice(context, ops, 64, 64, 64);
+    const Share own = OwnShare(context, Cut::kRows, 64);
+    ChunkedGathersOf(context).Give(0);
+    if (context.place().rank == 1) return;
+    try {
+      BeginGather(context,
+                  std::array{SharedTensor{all.Columns(own.first, own.count), all, Cut::kRows}},
+                  RowChunks(64, 16, 4));
+      FAIL() << "rank 1 has not come";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()), "rank 1 of 2 has ended: it has not answered for 0.2 s");
+    }
+  });
+}
+
+TEST(RowChunksTest, CoverAllRowsOnce) {
+  for (const int64_t rows : {0, 1, 15, 16, 17, 100, 16384}) {
+    for (const int64_t unit : {1, 16, 2816}) {
+      for (const int64_t most : {0, 1, 3, 8, 100}) {
+        const RowChunks chunks(rows, unit, most);
+        ASSERT_GE(chunks.count(), 1);
+        ASSERT_LE(chunks.count(), std::clamp<int64_t>(most, 1, RowChunks::kMost));
+        int64_t end = 0;
+        for (int i = 0; i < chunks.count(); ++i) {
+          EXPECT_EQ(chunks.first(i), end);
+          if (i + 1 < chunks.count()) {
+            EXPECT_EQ(chunks.rows(i) % unit, 0);
+          }
+          EXPECT_TRUE(chunks.rows(i) > 0 || rows == 0);
+          end = chunks.end(i);
+        }
+        EXPECT_EQ(end, rows);
+      }
+    }
+  }
+  EXPECT_EQ(RowChunks().count(), 0);
 }
 
 TEST_F(PeerCommunicatorTest, AGpuReachesItself) {
