@@ -95,8 +95,9 @@ ExpertMatMulParams PartOf(const ExpertMatMulParams& all, const CutTilesParams& c
   ExpertMatMulParams params = all;
   params.routing.tiles = cut.tiles + part * cut.room;
   params.routing.num_tiles = cut.counts + part;
-  // All parts were made before the first one's products.
-  params.routing_settled = part > 0;
+  // A part may have no tile. A launch whose blocks all end without waiting would let the next one
+  // start before those before it have ended.
+  params.routing_settled = false;
   params.is_gathered = part > 0;
   return params;
 }

@@ -111,6 +111,7 @@ void RunInParts(const ExpertMatMulParams& gate_up, const ExpertMatMulParams& dow
     part.is_gathered = i > 0;
     ExpertMatMul(part, nullptr);
     part = down;
+    part.routing_settled = false;
     part.routing.tiles = tiles.data() + (kParts + i) * cut.room;
     part.routing.num_tiles = counts.data() + kParts + i;
     ExpertMatMul(part, nullptr);

@@ -190,6 +190,7 @@ struct ExpertMatMulParams {
   ExpertRouting routing;
   // The kernel before this one in the stream is an ExpertMatMul with the same routing: then weights
   // are read before it ends. (An ExpertMatMul lets no kernel start before its routing is complete.)
+  // Not for a part of a routing's tiles that may be empty: no block would wait then.
   bool routing_settled = false;
   int tile_rows = 0;                   // that the router made its tiles with: ExpertTileRows
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
