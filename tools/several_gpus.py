@@ -166,6 +166,8 @@ def run_exchange(run):
     if not run.on_gpus:
         return print("(needs GPUs)", flush=True)
     for ranks in run.numbers():
+        print(run.program(run.build / "bench/rank_overlap_bench", "--ranks", ranks), flush=True)
+    for ranks in run.numbers():
         for carrier in ((), ("--nccl",)):
             try:
                 print(run.program(run.build / "bench/rank_exchange_bench", "--ranks", ranks, *carrier),
