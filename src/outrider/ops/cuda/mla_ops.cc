@@ -32,12 +32,6 @@ void CheckShape(const MlaShape& s, const LayerCache& cache) {
                  (cache.dtype == DType::kBF16 || cache.dtype == DType::kF8E4M3));
 }
 
-/// Entries from a block's first to the next block's first.
-int64_t BlockEntries(const LayerCache& cache) {
-  OUTRIDER_CHECK(cache.block_stride % cache.width == 0);
-  return cache.block_stride / cache.width;
-}
-
 /// Entries of 8 bits are stored as they are, without a scale.
 MlaCacheType TypeOf(const LayerCache& cache) {
   return cache.dtype == DType::kBF16 ? MlaCacheType::kBf16 : MlaCacheType::kE4m3;
@@ -178,7 +172,7 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.cache_type = TypeOf(args.cache);
   params.num_blocks = args.cache.num_blocks;
   params.page_size = args.cache.block_size;
-  params.page_stride = BlockEntries(args.cache);
+  params.page_stride = BlockBytes(args.cache);
   params.softmax_scale = s.softmax_scale;
   params.relaxed = relaxed_attention();
   // The model's, not those of a rank's heads.
@@ -225,7 +219,7 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
                               .block_tables = prompts.block_tables,
                               .block_table_stride = prompts.block_table_stride,
                               .page_size = args.cache.block_size,
-                              .page_stride = BlockEntries(args.cache),
+                              .page_stride = BlockBytes(args.cache),
                               .cache = args.cache.data,
                               .cache_type = TypeOf(args.cache),
                               .latent = latent.data,

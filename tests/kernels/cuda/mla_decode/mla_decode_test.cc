@@ -216,7 +216,8 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
       BatchResult causal, masked;
       for (int page_size : {64, 16, 32, 256}) {
         options.page_size = page_size;
-        options.gap = page_size == 64 ? 0 : 7 * page_size / 2;  // other layers' entries
+        // Entries of other layers, also of another width: pages are no whole number of entries.
+        options.gap = page_size == 64 ? 0 : 2000 * page_size + 16;
         MlaWorld world(options);
         const BatchResult result = world.Run(batch);
         const BatchResult with_masks = world.Run(batch, false, masks);
@@ -527,6 +528,11 @@ TEST(MlaDecodeArguments, AreChecked) {
   params.num_requests = 5;
   EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
   params.num_requests = 0;
+  for (const int64_t stride : {64 * 576 * 2 - 16, 64 * 576 * 2 + 8}) {
+    params.page_stride = stride;
+    EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue) << stride;
+  }
+  params.page_stride = 0;
   for (const MlaSplits& splits :
        {MlaSplits{64, 4096, 8192}, MlaSplits{384, 3840, 7680}, MlaSplits{256, 4224, 8320},
         MlaSplits{256, 4096, 4352}, MlaSplits{256, 4096, 2048}}) {

@@ -25,7 +25,7 @@ enum class WorldData { kNormal, kGrowing, kRepeated };
 struct WorldOptions {
   int heads = 16;
   int page_size = 64;
-  int gap = 0;  // entries between pages, a multiple of 8
+  int gap = 0;  // numbers between pages, a multiple of 16
   MlaCacheType cache_type = MlaCacheType::kBf16;
   bool sink = false;
   WorldData data = WorldData::kNormal;
@@ -56,7 +56,7 @@ class MlaWorld {
   explicit MlaWorld(WorldOptions options) : options_(std::move(options)), random_(options_.seed) {
     const auto normal = [](std::mt19937& random) { return AboutNormal(random()); };
     const int page = options_.page_size;
-    const int stride = page + options_.gap;
+    const size_t stride = size_t{576} * page + options_.gap;
     int pages = 3;  // never used: poison
     for (int length : options_.lengths) pages += (length + page - 1) / page;
     std::vector<int> order(pages);
@@ -69,15 +69,15 @@ class MlaWorld {
     table_stride_ = max_pages + 1;
     num_blocks_ = pages;
     const bool e4m3 = options_.cache_type == MlaCacheType::kE4m3;
-    std::vector<uint16_t> bf16(e4m3 ? 0 : static_cast<size_t>(pages) * stride * 576, 0x7FFF);
-    std::vector<uint8_t> fp8(e4m3 ? static_cast<size_t>(pages) * stride * 576 : 0, 0x7F);
+    std::vector<uint16_t> bf16(e4m3 ? 0 : pages * stride, 0x7FFF);
+    std::vector<uint8_t> fp8(e4m3 ? pages * stride : 0, 0x7F);
     int next = 0;
     for (int length : options_.lengths) {
       std::vector<int> table(table_stride_, -1);
       std::vector<float> keys(static_cast<size_t>(length) * 576);
       for (int j = 0; j < length; ++j) {
         if (j % page == 0) table[j / page] = order[next++];
-        const size_t slot = static_cast<size_t>(table[j / page]) * stride + j % page;
+        const size_t entry = table[j / page] * stride + size_t{576} * (j % page);
         float size = 1.0f;
         if (options_.data == WorldData::kGrowing)
           size = 0.2f + 3.0f * static_cast<float>(j % 777) / 777;
@@ -88,11 +88,11 @@ class MlaWorld {
           }
           if (e4m3) {
             const uint8_t bits = Quantize(value / cache_scale());
-            fp8[slot * 576 + d] = bits;
+            fp8[entry + d] = bits;
             keys[static_cast<size_t>(j) * 576 + d] = E4m3ToFloat(bits) * cache_scale();
           } else {
             const uint16_t bits = FloatToBf16(value);
-            bf16[slot * 576 + d] = bits;
+            bf16[entry + d] = bits;
             keys[static_cast<size_t>(j) * 576 + d] = Bf16ToFloat(bits);
           }
         }
@@ -163,7 +163,10 @@ class MlaWorld {
     params.cache_scale = cache_scale();
     params.num_blocks = num_blocks_;
     params.page_size = options_.page_size;
-    if (options_.gap > 0) params.page_stride = options_.page_size + options_.gap;
+    if (options_.gap > 0) {
+      params.page_stride = (int64_t{576} * options_.page_size + options_.gap) *
+                           (options_.cache_type == MlaCacheType::kE4m3 ? 1 : 2);
+    }
     params.softmax_scale = kScale;
     params.sink = options_.sink ? sink_.data() : nullptr;
     params.visible = masks.empty() ? nullptr : d_visible.data();

@@ -27,11 +27,11 @@ class PromptRowsTest : public HopperTest<> {
 TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
   constexpr int kPage = 16;
   constexpr int kPages = 30;
-  constexpr int kStride = kPage + 3;                               // entries from page to page
+  constexpr int kStride = kPage * 576 + 3 * 128 + 16;              // numbers from page to page
   const std::vector<int32_t> starts = {0, 1, 202, 218, 219, 330};  // of five prompts
   const int rows = starts.back();
   const auto prompts = static_cast<int>(starts.size()) - 1;
-  const std::vector<uint16_t> bf16 = NormalBf16(random_, size_t{kPages} * kStride * 576);
+  const std::vector<uint16_t> bf16 = NormalBf16(random_, size_t{kPages} * kStride);
   std::vector<int32_t> tables(static_cast<size_t>(prompts) * kPages);
   for (size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<int32_t>(i * 7 % kPages);
   std::vector<uint8_t> codes(bf16.size());
@@ -53,7 +53,7 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
                           .block_tables = d_tables.data(),
                           .block_table_stride = kPages,
                           .page_size = kPage,
-                          .page_stride = kStride,
+                          .page_stride = kStride * (e4m3 ? 1 : 2),
                           .cache = e4m3 ? static_cast<const void*>(d_codes.data()) : d_bf16.data(),
                           .cache_type = e4m3 ? MlaCacheType::kE4m3 : MlaCacheType::kBf16,
                           .cache_scale = e4m3 ? scale : 1.0F,
@@ -76,7 +76,7 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
                                     .dtype = DType::kF32,
                                     .block_size = kPage,
                                     .width = 576,
-                                    .block_stride = int64_t{kStride} * 576},
+                                    .block_stride = kStride},
                                    tables.data() + size_t{kPages} * prompt, 0,
                                    {wanted_latent.data() + size_t{512} * first, count, 512},
                                    {wanted_rope.data() + size_t{64} * first, count, 64});

@@ -87,6 +87,17 @@ __device__ __forceinline__ void TensorLoad4d(void* destination, const CUtensorMa
       : "memory");
 }
 
+__device__ __forceinline__ void TensorLoad5d(void* destination, const CUtensorMap* map,
+                                             uint64_t* barrier, uint64_t policy, int c0, int c1,
+                                             int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(SharedAddress(destination)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4),
+      "l"(policy)
+      : "memory");
+}
+
 /// Contiguous bytes, a multiple of 16, both addresses too.
 __device__ __forceinline__ void BulkLoad(void* destination, const void* source, uint32_t bytes,
                                          uint64_t* barrier) {

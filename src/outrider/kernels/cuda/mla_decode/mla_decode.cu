@@ -14,7 +14,13 @@
 namespace outrider::cuda {
 namespace {
 
-constexpr int kGroupRows = 8;  // entries that tensor maps count together
+int ElementBytes(const MlaDecodeParams& params) {
+  return params.cache_type == MlaCacheType::kBf16 ? 2 : 1;
+}
+
+int64_t PageBytes(const MlaDecodeParams& params) {
+  return int64_t{params.page_size} * kMlaKeyDim * ElementBytes(params);
+}
 
 MlaSplits SplitsOf(const MlaDecodeParams& params) {
   return params.splits.base == 0 ? DefaultMlaSplits(params.heads) : params.splits;
@@ -24,10 +30,9 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
   const MlaSplits splits = SplitsOf(params);
   const bool page_ok = params.page_size == 16 || params.page_size == 32 || params.page_size == 64 ||
                        params.page_size == 256;
-  const bool stride_ok =
-      params.page_stride == 0 ||
-      (params.page_stride >= params.page_size && params.page_stride % kGroupRows == 0 &&
-       params.num_blocks * params.page_stride / kGroupRows <= std::numeric_limits<int>::max());
+  const bool stride_ok = (params.page_stride == 0 || (params.page_stride >= PageBytes(params) &&
+                                                      params.page_stride % 16 == 0)) &&
+                         params.num_blocks <= std::numeric_limits<int>::max() >> kMlaGroupBits;
   const bool splits_ok =
       splits.base >= 128 && std::has_single_bit(static_cast<unsigned>(splits.base)) &&
       splits.end0 >= 0 && splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
@@ -39,22 +44,32 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
          limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
 }
 
-int64_t PageStride(const MlaDecodeParams& params) {
-  return params.page_stride == 0 ? params.page_size : params.page_stride;
-}
-
-/// Entries from the first page's first to the last page's last.
-uint64_t CacheRows(const MlaDecodeParams& params) {
-  if (params.num_blocks == 0) return 0;
-  return static_cast<uint64_t>((params.num_blocks - 1) * PageStride(params) + params.page_size);
-}
-
-/// A cache [rows, 576] as {64 columns, 8 rows, 9 column groups, rows / 8}.
-bool EncodeCacheMap(CUtensorMap* map, const void* cache, uint64_t rows, int column_groups,
-                    int row_groups) {
-  return EncodeBf16Map(
-      map, cache, {64, 8, kMlaKeyDim / 64, rows / 8}, {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8},
-      {64, 8, static_cast<cuuint32_t>(column_groups), static_cast<cuuint32_t>(row_groups)});
+/// The cache as {columns, 8 keys, column groups, page_size / 8, pages}. Boxes lie in one page:
+/// between pages there may be anything.
+bool EncodeKeyMap(CUtensorMap* map, const MlaDecodeParams& params, int columns, int column_groups,
+                  int key_groups) {
+  if (Encoder() == nullptr) return false;
+  const bool bf16 = params.cache_type == MlaCacheType::kBf16;
+  const auto element = static_cast<cuuint64_t>(ElementBytes(params));
+  const auto group_columns = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sizes[5] = {group_columns, 8, kMlaKeyDim / group_columns,
+                               static_cast<cuuint64_t>(params.page_size / 8),
+                               static_cast<cuuint64_t>(params.num_blocks)};
+  const int64_t stride = params.page_stride == 0 ? PageBytes(params) : params.page_stride;
+  const cuuint64_t strides[4] = {kMlaKeyDim * element, group_columns * element,
+                                 kMlaKeyDim * element * 8, static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[5] = {static_cast<cuuint32_t>(columns), 8,
+                             static_cast<cuuint32_t>(column_groups),
+                             static_cast<cuuint32_t>(key_groups), 1};
+  const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
+  // L2 asks memory for 128 bytes at a time, as EncodeSwizzledMap.
+  return Encoder()(map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
+                   const_cast<void*>(params.cache), sizes, strides, box, element_strides,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   group_columns * element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                  : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <bool kSharedTiles>
@@ -67,33 +82,14 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
-  const uint64_t cache_rows = CacheRows(params);
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
   if (!EncodeMlaQueryMap(&maps.q, params.q, query_rows) ||
-      !EncodeCacheMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
-      !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
+      !EncodeKeyMap(&maps.kv_half, params, 64, 4, std::min(box_groups, 4)) ||
+      !EncodeKeyMap(&maps.kv_rotary, params, 64, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
   return LaunchDependent(DecodeMlaBf16<kSharedTiles>, MlaBlocks(), kMlaThreads, sizeof(MlaShared),
                          stream, args, maps);
-}
-
-/// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
-bool EncodeByteMap(CUtensorMap* map, const void* cache, uint64_t rows, int columns,
-                   int column_groups, int row_groups) {
-  if (Encoder() == nullptr) return false;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), 8,
-                               static_cast<cuuint64_t>(kMlaKeyDim / columns), rows / 8};
-  const cuuint64_t strides[3] = {kMlaKeyDim, static_cast<cuuint64_t>(columns), kMlaKeyDim * 8};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), 8,
-                             static_cast<cuuint32_t>(column_groups),
-                             static_cast<cuuint32_t>(row_groups)};
-  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(cache), sizes, strides,
-                   box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /// Rows of a tile: part of the schedule, not of the arithmetic.
@@ -119,10 +115,9 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
   if (allowed != cudaSuccess) return allowed;
   MlaSwapAbMaps maps;
   maps.q = static_cast<const __nv_bfloat16*>(params.q);
-  const uint64_t cache_rows = CacheRows(params);
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
-  if (!EncodeByteMap(&maps.latent, params.cache, cache_rows, 128, 4, box_groups) ||
-      !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
+  if (!EncodeKeyMap(&maps.latent, params, 128, 4, box_groups) ||
+      !EncodeKeyMap(&maps.rotary, params, 64, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
   return LaunchDependent(DecodeMlaF8SwapAb<kRows>, MlaBlocks(), kSwapAbThreads, kSharedBytes,
@@ -174,7 +169,6 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.block_table_stride = params.block_table_stride;
   args.cache = static_cast<const uint8_t*>(params.cache);
   args.page_shift = std::countr_zero(static_cast<unsigned>(params.page_size));
-  args.page_groups = static_cast<int>(PageStride(params) / kGroupRows);
   args.heads = params.heads;
   args.score_scale = params.softmax_scale * scale * 1.4426950408889634f;
   args.value_scale = scale;

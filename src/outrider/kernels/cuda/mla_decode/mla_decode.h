@@ -70,14 +70,13 @@ struct MlaDecodeParams {
   // int32 [num_requests, block_table_stride], on the device; entries past a request's length unused
   const int* block_table = nullptr;
   int block_table_stride = 0;
-  // bf16 or e4m3, 16-byte aligned: page p has page_size entries of 576 from entry p * page_stride
-  // on
+  // bf16 or e4m3, 16-byte aligned: page p has page_size entries of 576 from byte p * page_stride on
   const void* cache = nullptr;
   MlaCacheType cache_type = MlaCacheType::kBf16;
   float cache_scale = 1.0f;     // e4m3 only: value = cache_scale * e4m3, for keys and values alike
-  int num_blocks = 0;           // pages
+  int num_blocks = 0;           // pages, up to 67,108,863
   int page_size = 64;           // 16, 32, 64 or 256
-  int64_t page_stride = 0;      // in entries, a multiple of 8, at least page_size; 0: page_size
+  int64_t page_stride = 0;      // bytes, a multiple of 16, at least a page's; 0: a page's
   float softmax_scale = 1.0f;   // > 0
   const float* sink = nullptr;  // optional [heads]
   // optional [num_tokens]: bit j of a token's mask says whether it sees key L - n + j; keys before

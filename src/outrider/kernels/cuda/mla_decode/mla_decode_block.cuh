@@ -12,7 +12,6 @@ struct MlaKernelArguments {
   int block_table_stride;
   const uint8_t* cache;  // e4m3
   int page_shift;        // log2 of the page size
-  int page_groups;       // from a page to the next, in groups of 8 keys
   int heads;
   float score_scale;  // softmax_scale * cache_scale * log2(e)
   float value_scale;
@@ -25,9 +24,21 @@ struct MlaKernelArguments {
 
 struct MlaTensorMaps {
   CUtensorMap q;          // box 64 columns, 8 rows from any on, 9 column groups
-  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 32) / 8
-  CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
+  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 32) / 8, 1
+  CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8, 1
 };
+
+/// Where keys lie: a page, and a group of 8 keys in it, as one number.
+__device__ __forceinline__ int KeyPlace(int page, int in_page) {
+  return page << kMlaGroupBits | in_page >> 3;
+}
+
+/// Copies the box of keys at `place`, from a group of columns on.
+__device__ __forceinline__ void LoadKeys(void* destination, const CUtensorMap* map,
+                                         uint64_t* barrier, int column_group, int place) {
+  TensorLoad5d(destination, map, barrier, kEvictFirst, 0, 0, column_group,
+               place & ((1 << kMlaGroupBits) - 1), place >> kMlaGroupBits);
+}
 
 inline constexpr int kOutputThreads = 256;  // warpgroups 0 and 1
 inline constexpr int kScoreThreads = 128;   // warpgroup 2
@@ -58,7 +69,7 @@ struct MlaShared {
   float alpha[kMlaTileRows];
   MlaSplitNumbers split[2];  // by split parity
   MlaItem item[kItemSlots];
-  int load[kLoadSlots][4];  // row groups of a tile's keys 0, 16, 32, 48 in the cache, -1: no tile
+  int load[kLoadSlots][4];  // places of a tile's keys 0, 16, 32, 48 in the cache, -1: no tile
   int epoch;
   uint64_t kv_full[kStages][3];
   uint64_t p_full;

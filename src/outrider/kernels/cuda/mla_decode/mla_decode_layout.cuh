@@ -68,6 +68,7 @@ __device__ __forceinline__ bool IsSecondPart(const MlaItem& item) { return item.
 inline constexpr int kMlaUnitRows = 16;
 inline constexpr int kMlaLeastTileRows = 16;
 inline constexpr int kMlaMaxBlocks = 132;
+inline constexpr int kMlaGroupBits = 5;  // a page has up to 32 groups of 8 keys
 
 /// Pointers into the workspace.
 struct MlaWorkspace {

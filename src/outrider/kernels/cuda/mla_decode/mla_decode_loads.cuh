@@ -11,10 +11,10 @@ namespace outrider::cuda {
 
 /// Where the boxes of a tile's `keys` keys from key `first` go, one by one: `keys_per_box` each.
 template <typename Body>
-__device__ __forceinline__ void ForBoxes(const int* row_groups, int first, int keys,
-                                         int keys_per_box, Body body) {
+__device__ __forceinline__ void ForBoxes(const int* places, int first, int keys, int keys_per_box,
+                                         Body body) {
 #pragma unroll 1
-  for (int key = first; key < first + keys; key += keys_per_box) body(key, row_groups[key / 16]);
+  for (int key = first; key < first + keys; key += keys_per_box) body(key, places[key / 16]);
 }
 
 /// Copies keys 0-31 (half 0) or 32-63 of columns 0-255 (part 0) or 256-511 of tile `tile_count` of
@@ -23,15 +23,14 @@ __device__ __forceinline__ void ForBoxes(const int* row_groups, int first, int k
 __device__ __forceinline__ void IssueKeys(const MlaKernelArguments& args, const MlaTensorMaps& maps,
                                           MlaShared& shared, uint32_t tile_count, int part,
                                           int half) {
-  const int* row_groups = shared.load[tile_count % kLoadSlots];
-  if (row_groups[0] < 0) return;
+  const int* places = shared.load[tile_count % kLoadSlots];
+  if (places[0] < 0) return;
   const int stage = tile_count % kStages;
   uint64_t* full = &shared.kv_full[stage][part];
   uint8_t* destination = shared.kv[stage] + part * kHalfBytes;
   if (half == 0) BarrierArriveExpect(full, kHalfBytes);
-  ForBoxes(row_groups, 32 * half, 32, 1 << min(args.page_shift, 5), [&](int key, int row_group) {
-    TensorLoad4d(destination + key / 8 * 4 * kGroupBytes, &maps.kv_half, full, kEvictFirst, 0, 0,
-                 4 * part, row_group);
+  ForBoxes(places, 32 * half, 32, 1 << min(args.page_shift, 5), [&](int key, int place) {
+    LoadKeys(destination + key / 8 * 4 * kGroupBytes, &maps.kv_half, full, 4 * part, place);
   });
 }
 
@@ -39,14 +38,14 @@ __device__ __forceinline__ void IssueKeys(const MlaKernelArguments& args, const 
 __device__ __forceinline__ void IssueRotary(const MlaKernelArguments& args,
                                             const MlaTensorMaps& maps, MlaShared& shared,
                                             uint32_t tile_count) {
-  const int* row_groups = shared.load[tile_count % kLoadSlots];
-  if (row_groups[0] < 0) return;
+  const int* places = shared.load[tile_count % kLoadSlots];
+  if (places[0] < 0) return;
   const int stage = tile_count % kStages;
   uint64_t* full = &shared.kv_full[stage][2];
   BarrierArriveExpect(full, kRotaryBytes);
-  ForBoxes(row_groups, 0, kMlaTileKeys, 1 << min(args.page_shift, 6), [&](int key, int row_group) {
-    TensorLoad4d(shared.kv[stage] + 2 * kHalfBytes + key / 8 * kGroupBytes, &maps.kv_rotary, full,
-                 kEvictFirst, 0, 0, 8, row_group);
+  ForBoxes(places, 0, kMlaTileKeys, 1 << min(args.page_shift, 6), [&](int key, int place) {
+    LoadKeys(shared.kv[stage] + 2 * kHalfBytes + key / 8 * kGroupBytes, &maps.kv_rotary, full, 8,
+             place);
   });
 }
 
@@ -125,7 +124,7 @@ class LoadWalk {
     const int tile = lane / 4;
     const int in_page = key_ & ((1 << args.page_shift) - 1);
     shared.load[(published_ + tile) % kLoadSlots][lane % 4] =
-        tile < tiles_ ? page_ * args.page_groups + in_page / 8 : -1;
+        tile < tiles_ ? KeyPlace(page_, in_page) : -1;
     if (tiles_ == 0) {
       published_ += kGroup;  // the end
       return;

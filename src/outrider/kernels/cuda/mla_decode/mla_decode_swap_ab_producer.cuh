@@ -50,17 +50,17 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const C
   const uint32_t part_offset = rotary ? kLatentBytes : 0;
   const uint32_t box_bytes = part_bytes >> (6 - box_shift);
   // Lane l looks up the page of box l.
-  auto row_group_of = [&](int key0) {
+  auto place_of = [&](int key0) {
     const int key = key0 + (lane % boxes << box_shift);
     const int page = __ldg(&table[min(key >> args.page_shift, last_page)]);
-    return page * args.page_groups + (key & page_mask) / 8;
+    return KeyPlace(page, key & page_mask);
   };
   TileOrder order(item, args.splits);
   TileOrder::Tile tile = order.Next();
-  int row_group = tile.key < 0 ? 0 : row_group_of(tile.key);
+  int place = tile.key < 0 ? 0 : place_of(tile.key);
   while (tile.key >= 0) {
     const TileOrder::Tile next = order.Next();
-    const int next_row_group = next.key < 0 ? 0 : row_group_of(next.key);  // arrives in the wait
+    const int next_place = next.key < 0 ? 0 : place_of(next.key);  // arrives in the wait
     const int stage = *ring % Shared::kStages;
     const uint32_t parity = ((*ring / Shared::kStages) & 1) ^ 1;
     ++*ring;
@@ -69,12 +69,12 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const C
     if (lane == 0) BarrierArriveExpect(full, part_bytes);
     __syncwarp();
     if (lane < boxes) {
-      TensorLoad4d(shared.kv[stage] + part_offset + lane * box_bytes, map, full, kEvictFirst, 0, 0,
-                   rotary ? kMlaValueDim / 64 : 0, row_group);
+      LoadKeys(shared.kv[stage] + part_offset + lane * box_bytes, map, full,
+               rotary ? kMlaValueDim / 64 : 0, place);
     }
     __syncwarp();
     tile = next;
-    row_group = next_row_group;
+    place = next_place;
   }
 }
 

@@ -53,13 +53,13 @@ __global__ void __launch_bounds__(kThreads) GatherLatentKernel(const LatentGathe
   const int64_t page =
       params.block_tables[static_cast<int64_t>(prompt) * params.block_table_stride +
                           position / params.page_size];
-  const int64_t entry = page * params.page_stride + position % params.page_size;
+  const auto* const entries = static_cast<const uint8_t*>(params.cache) + page * params.page_stride;
+  const int at_chunk = position % params.page_size * kChunks + chunk;
   uint4 values;
   if constexpr (kE4m3) {
-    values = WidenEight(static_cast<const uint2*>(params.cache)[entry * kChunks + chunk],
-                        params.cache_scale);
+    values = WidenEight(reinterpret_cast<const uint2*>(entries)[at_chunk], params.cache_scale);
   } else {
-    values = static_cast<const uint4*>(params.cache)[entry * kChunks + chunk];
+    values = reinterpret_cast<const uint4*>(entries)[at_chunk];
   }
   if (chunk < kLatent / 8) {
     static_cast<uint4*>(params.latent)[static_cast<int64_t>(row) * (kLatent / 8) + chunk] = values;
@@ -139,7 +139,13 @@ __global__ void __launch_bounds__(kThreads) RotateKernel(const RotationParams pa
 
 cudaError_t GatherLatentRows(const LatentGatherParams& given, cudaStream_t stream) {
   LatentGatherParams params = given;
-  if (params.page_stride == 0) params.page_stride = params.page_size;
+  const bool e4m3 = params.cache_type == MlaCacheType::kE4m3;
+  const int64_t page_bytes = int64_t{params.page_size} * kChunks * (e4m3 ? 8 : 16);
+  if (params.page_stride == 0) params.page_stride = page_bytes;
+  if (params.page_stride < page_bytes || params.page_stride % 16 != 0) {
+    RefuseArgument("GatherLatentRows: pages ", params.page_stride, " bytes apart: it must be ",
+                   page_bytes, " or more, a multiple of 16");
+  }
   if (params.num_prompts <= 0 || params.num_rows < 0 || params.page_size <= 0 ||
       params.block_table_stride < 0 || !(params.cache_scale > 0.0F)) {
     RefuseArgument("GatherLatentRows: ", params.num_rows, " rows of ", params.num_prompts,
@@ -150,10 +156,9 @@ cudaError_t GatherLatentRows(const LatentGatherParams& given, cudaStream_t strea
   if (params.num_rows == 0) return cudaSuccess;
   const int64_t chunks = static_cast<int64_t>(params.num_rows) * kChunks;
   const dim3 blocks(static_cast<unsigned>((chunks + kThreads - 1) / kThreads));
-  return params.cache_type == MlaCacheType::kE4m3
-             ? LaunchDependent(GatherLatentKernel<true>, blocks, dim3(kThreads), 0, stream, params)
-             : LaunchDependent(GatherLatentKernel<false>, blocks, dim3(kThreads), 0, stream,
-                               params);
+  return e4m3 ? LaunchDependent(GatherLatentKernel<true>, blocks, dim3(kThreads), 0, stream, params)
+              : LaunchDependent(GatherLatentKernel<false>, blocks, dim3(kThreads), 0, stream,
+                                params);
 }
 
 cudaError_t MakePromptKeys(const PromptKeyParams& params, cudaStream_t stream) {

@@ -18,8 +18,8 @@ struct LatentGatherParams {
   const int32_t* block_tables = nullptr;   // [num_prompts, block_table_stride] on the device
   int block_table_stride = 0;
   int page_size = 64;
-  int64_t page_stride = 0;      // in entries; 0: page_size
-  const void* cache = nullptr;  // page p: page_size entries of 576 from entry p * page_stride on
+  int64_t page_stride = 0;      // bytes, a multiple of 16; 0: a page's
+  const void* cache = nullptr;  // page p: page_size entries of 576 from byte p * page_stride on
   MlaCacheType cache_type = MlaCacheType::kBf16;
   float cache_scale = 1.0F;  // e4m3 only: value = cache_scale * e4m3, rounded to bf16
   void* latent = nullptr;    // bf16 [num_rows, 512]
