@@ -188,9 +188,7 @@ struct PromptCase {
   int32_t rows_of_step() const { return std::min(length, 16384 / requests); }  // of each
 };
 
-RowPaths PathsOf(const ModelConfig& config) {
-  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
-}
+RowPaths PathsOf(const ModelConfig& config) { return RowPathsOf(config, KvCacheForm::kLatent); }
 
 class StepBench {
  public:

@@ -92,6 +92,16 @@ TEST_F(AttentionPlanTest, PerHeadEntriesTakeEveryRequestInOneCall) {
   EXPECT_THAT(Plan(AttentionBackend::kRagged).one_path(), IsEmpty());
 }
 
+TEST_F(AttentionPlanTest, LayersOfSeveralPathsFindTheirRowsInOnePlan) {
+  const AttentionPlan latent = Plan(AttentionBackend::kRagged);
+  AttentionPlan plan = latent.Of(RowPaths(KvCacheForm::kLatent) | RowPaths(RowPath::kListed));
+  plan.Assign(mixed.layout());
+  EXPECT_THAT(FirstRows(plan.one_path()), ElementsAre(0, 1, 3, 5, 9, 19));
+  EXPECT_EQ(FirstRows(plan.decode_runs()), FirstRows(latent.decode_runs()));
+  EXPECT_EQ(FirstRows(plan.prompts()), FirstRows(latent.prompts()));
+  EXPECT_EQ(plan.num_decode_rows(), latent.num_decode_rows());
+}
+
 TEST(AttentionPlanDeathTest, PerHeadEntriesHaveNoOtherBackend) {
   EXPECT_DEATH(AttentionPlan(AttentionBackend::kSingle, kThreshold, KvCacheForm::kHeads), "check");
 }

@@ -257,12 +257,25 @@ class Models {
     o.rounded_cache = model.rounded_cache;
     o.fp8_form = model.fp8_form;
     o.ops = ops;
-    const SmallEagle3& small = model.shape == Shape::kStep ? small_step_eagle3_ : small_eagle3_;
-    o.drafter_checkpoint = model.dummy_seed ? small.directory() : TinyEagle3Directory();
+    o.drafter_checkpoint =
+        model.dummy_seed ? SmallDrafterOf(model.shape).directory() : TinyEagle3Directory();
     return o;
   }
 
  private:
+  const SmallEagle3& SmallDrafterOf(Shape shape) const {
+    switch (shape) {
+      case Shape::kStep:
+        return small_step_eagle3_;
+      case Shape::kSparse:
+        return on_gpu() ? gpu_v32_eagle3_ : small_sparse_eagle3_;
+      case Shape::kGlm5:
+        return on_gpu() ? gpu_glm5_eagle3_ : small_glm5_eagle3_;
+      default:
+        return small_eagle3_;
+    }
+  }
+
   const ModelChoice& AnyModel() {
     if (arguments_.int4) {
       // A processor has no rounded cache of latent entries.
@@ -315,6 +328,10 @@ class Models {
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};
+  SmallEagle3 small_sparse_eagle3_{small_sparse_model_.directory()};
+  SmallEagle3 small_glm5_eagle3_{small_glm5_model_.directory()};
+  SmallEagle3 gpu_v32_eagle3_{gpu_v32_model_.directory()};
+  SmallEagle3 gpu_glm5_eagle3_{gpu_glm5_model_.directory()};
 };
 
 }  // namespace outrider::fuzz

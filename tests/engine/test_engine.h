@@ -182,13 +182,12 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
     ops = options.rank_ops[static_cast<size_t>(place.rank)];
     ops->UseOnThisThread();
   }
-  inside.model =
-      LoadNetwork(config, mtp, *source, WeightFormOf(options),
-                  {{*ops, inside.pool.get(), inside.ranks.get(), inside.between_launches.get()},
-                   options.dtype,
-                   AttentionPlan(options.attention_backend, 1 + k,
-                                 RowPathsOf(config.first_cached_layer(), options.cache_form),
-                                 options.divides_requests ? place : RankPlace())});
+  inside.model = LoadNetwork(
+      config, mtp, *source, WeightFormOf(options),
+      {{*ops, inside.pool.get(), inside.ranks.get(), inside.between_launches.get()},
+       options.dtype,
+       AttentionPlan(options.attention_backend, 1 + k, RowPathsOf(config, options.cache_form),
+                     options.divides_requests ? place : RankPlace())});
   const NetworkCache network = TestCacheNeeds(options, config);
   const CacheConfig cache = TestCacheConfig(options);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,

@@ -20,7 +20,7 @@ namespace outrider {
 
 /// Paths of a network's own attention; latent attention over a latent cache.
 inline RowPaths RowPathsOfNetwork(const ModelConfig& config) {
-  return RowPathsOf(config.first_cached_layer(), KvCacheForm::kLatent);
+  return RowPathsOf(config, KvCacheForm::kLatent);
 }
 
 inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurrency()); }

@@ -24,8 +24,7 @@ struct LoadedModel {
     model = LoadNetwork(config, mtp, *source, {dtype},
                         {{cpu::GetCpuOps(isa), &pool},
                          dtype,
-                         AttentionPlan(AttentionBackend::kRagged, 1,
-                                       RowPathsOf(config.first_cached_layer(), form))});
+                         AttentionPlan(AttentionBackend::kRagged, 1, RowPathsOf(config, form))});
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size,

@@ -27,10 +27,12 @@ struct AttentionCall {
   OpsSide& side;
   const StepInputs& inputs;
   KvCache& cache;
-  Tensor x;    // float32
-  Tensor out;  // float32
+  Tensor x;                 // float32
+  Tensor out;               // float32
+  int32_t first_layer = 0;  // of the cache
   Context c = side.context();
 
+  LayerCache layer(int32_t i) const { return cache.layer(first_layer + i); }
   /// Copies of some columns of x, in rows that may be written: float32, or as products give them.
   Tensor Floats(int64_t first, int64_t cols) const { return CopyTo(c.Rows(x.rows, cols), first); }
   Tensor Activations(int64_t first, int64_t cols) const {
@@ -103,11 +105,11 @@ inline AttentionCase CaseOfGroupedQueries(int32_t window) {
                                   .k_norm = call.Vector(kDim, 2),
                                   .norm_eps = 1e-6F,
                                   .rotary = call.Angles(false),
-                                  .cache = call.cache.layer(0)});
+                                  .cache = call.layer(0)});
             ops.PerHeadAttention(c, shape, call.inputs,
                                  {.q = q,
                                   .out = out,
-                                  .cache = call.cache.layer(0),
+                                  .cache = call.layer(0),
                                   .gates = call.Activations(kQueries + 2 * kKeys, kHeads)});
             c.ops.Copy(c, out, call.out);
           }};
@@ -133,8 +135,8 @@ inline AttentionCase CaseOfChosenEntries(int32_t top_k) {
       [top_k](const AttentionCall& call) {
         const Context& c = call.c;
         const SparseOps& ops = *c.ops.sparse();
-        const LayerCache entries = call.cache.layer(0);
-        const LayerCache keys = call.cache.layer(1);
+        const LayerCache entries = call.layer(0);
+        const LayerCache keys = call.layer(1);
         c.ops.mla()->WriteLatentEntries(
             c, {.heads = kHeads, .latent = kLatent, .rope = kWidth - kLatent, .norm_eps = 1e-6F},
             call.inputs,
@@ -216,7 +218,7 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
                                  .norm = call.Vector(kDim, 1),
                                  .norm_eps = 1e-6F,
                                  .rotary = rotary,
-                                 .cache = call.cache.layer(0)});
+                                 .cache = call.layer(0)});
             const Tensor q = c.Activations(rows, kQueries);
             const Tensor index_q = c.Activations(rows, kIndexQueries);
             ops.FinishQueries(c, {.products = call.Activations(kDim, kQueries + kIndexQueries),
@@ -231,11 +233,11 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
                 return CompressArgs{.shape = shape,
                                     .rows = call.Floats(at, 2 * shape.channels()),
                                     .bias = call.Vector(int64_t{ratio} * shape.channels(), 2),
-                                    .tokens = call.cache.layer(layer + 1),
+                                    .tokens = call.layer(layer + 1),
                                     .norm = call.Vector(shape.width, 3),
                                     .frequencies = AttentionCall::Frequencies(),
                                     .magnitude = 1.25F,
-                                    .entries = call.cache.layer(layer)};
+                                    .entries = call.layer(layer)};
               };
               ops.Compress(
                   c, call.inputs,
@@ -251,7 +253,7 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
                    .top_k = top_k,
                    .q = index_q,
                    .weights = call.Floats(kIndexAt + kIndexQueries, kIndexHeads),
-                   .keys = call.cache.layer(3)});
+                   .keys = call.layer(3)});
             }
             const Tensor out = c.Activations(rows, kQueries);
             ops.CompressedAttention(c, call.inputs,
@@ -263,8 +265,8 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
                                      .out = out,
                                      .sinks = call.Vector(kHeads, 4),
                                      .back = &rotary,
-                                     .window_rows = call.cache.layer(0),
-                                     .entries = ratio > 0 ? call.cache.layer(1) : LayerCache(),
+                                     .window_rows = call.layer(0),
+                                     .entries = ratio > 0 ? call.layer(1) : LayerCache(),
                                      .selected = top_k > 0 ? &selected : nullptr});
             c.ops.Copy(c, out, call.out);
           }};

@@ -13,6 +13,7 @@
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/per_head.h"
 #include "tests/ops/attention_cases.h"
+#include "tests/ops/layers_of_several_paths.h"
 #include "tests/ops/ops_cases.h"
 
 namespace outrider {
@@ -86,6 +87,11 @@ TEST_P(OpsTableTest, AttentionInPiecesAndTheReference) {
   for (const AttentionCase& test : AttentionCasesOfFewEntries()) {
     CheckAttentionCase(test, side, nullptr, random);
   }
+}
+
+TEST_P(OpsTableTest, LayersOfSeveralPathsGiveWhatEachGivesAlone) {
+  OpsSide side(cpu::GetCpuOps(GetParam()), pool, kSizes, DType::kBF16);
+  CheckLayersOfSeveralPaths(side, kMla, random);
 }
 
 TEST_P(OpsTableTest, HeadsInPartOfTheColumnsAreNormed) {

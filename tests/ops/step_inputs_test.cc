@@ -213,7 +213,7 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
   const Ops& ops = c.ops;
   TestMatrix out(inputs.num_rows(), kStepMla.heads * kStepMla.value);
   const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache.cache};
-  if (inputs.paths().generated == RowPath::kPerHead) {
+  if (inputs.paths().Has(RowPath::kPerHead)) {
     ops.per_head()->PerHeadAttention(c,
                                      {.heads = kStepMla.heads,
                                       .kv_heads = kStepMla.heads,

@@ -22,9 +22,10 @@ struct StepAttention {
   KvCacheForm form = KvCacheForm::kLatent;
   AttentionBackend backend = AttentionBackend::kRagged;
   int32_t threshold = 4;
-  bool listed = false;  // rows read lists of entries
+  bool listed = false;   // rows read lists of entries
+  RowPaths others = {};  // of other layers
 
-  RowPaths paths() const { return listed ? RowPaths(RowPath::kListed) : RowPaths(form); }
+  RowPaths paths() const { return (listed ? RowPaths(RowPath::kListed) : RowPaths(form)) | others; }
 };
 
 /// A step of some requests, and what operations read of it.

@@ -64,7 +64,8 @@ PLACE_OF = {  # of a test program, under tests/
     "tokenizer_test": "text",
     **dict.fromkeys(("chat_command_test.py", "full_disk_test.sh", "port_in_use_test.py",
                      "serve_process_test.py", "trained_hybrid_test.py"), "cli"),
-    **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "cli", "draft", "engine", "execute", "generate",
+    **{f"{room}_test": room for room in ("attention", "base", "batch", "checkpoint", "cli", "draft", "engine", "execute",
+                                         "generate",
                                          "grammar", "grpc", "kernels", "kv", "layers", "networks", "openai", "ops", "options",
                                          "output", "parallel", "sampling", "schedule", "server")}}
 STANDS_ON = {"grpc": "server"}  # rooms whose tests use what another room's tests have

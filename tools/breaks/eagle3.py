@@ -4,6 +4,7 @@ from mistake import Break
 TOPICS = {
     "d2t": "the drafter's tokens are the target's",
     "taps": "the target's layers that a drafter reads",
+    "paths of layers": "a layer's rows are those that its path runs",
     "passes": "a drafter's entries equal a recomputation",
     "3.1": "the norms of version 3.1",
 }
@@ -26,6 +27,12 @@ BREAKS = (
     Break("taps", "ids in the config are those of layers that streams leave", "checkpoint/eagle3_config.cc",
           "static_cast<int32_t>(left ? id : id - 1)", "static_cast<int32_t>(left ? id : id)",
           "engine_test", "Eagle3.*"),
+    Break("paths of layers", "a plan of several paths has no list of all rows", "attention/attention_plan.cc",
+          "if (paths_.ForAll()) one_path_", "if (paths_.ForAll() && !paths_.ByRole()) one_path_", "ops_test",
+          "Isas/OpsTableTest.LayersOfSeveralPaths*"),
+    Break("paths of layers", "a network takes the paths of its first layer", "attention/row_path.cc",
+          "for (const LayerSpec& layer : config.layers) add(layer);", "add(config.first_cached_layer());",
+          "attention_test", "RowPath.OfANetwork*"),
     Break("passes", "the first new entry stays as it was drafted", "draft/repeated_drafter.cc",
           "first_rows_.Add({&r, FinalEnd(r.slot, 0), entries_end, r.prompt_length},",
           "first_rows_.Add({&r, std::min(FinalEnd(r.slot, 0) + 1, entries_end), entries_end, "

@@ -20,7 +20,7 @@ BREAKS = tuple(Break("plans", mistake, f"engine/plan/{source}", old, new, "plan_
     ("a length that was asked for shrinks", "cache_plan.cc",
      "holds < 2 || (options.max_model_len && holds < wanted)", "holds < 2", "CachePlan.LengthShrinks*"),
     ("answers are shared whatever path they took", "cache_plan.cc",
-     "plan.form.paths.AreOne() || options.fast_prefix", "true", "CachePlan.AnswersAreShared*"),
+     "!plan.form.paths.ByRole() || options.fast_prefix", "true", "CachePlan.AnswersAreShared*"),
     ("a GPU gets the form that saves a processor work", "form_plan.cc",
      "} else if (device == DeviceKind::kCuda) {", "} else if (false) {", "FormPlan.AGpu*"),
     ("a cache of 8 bits on any processor", "number_plan.cc", "if (device.kind == DeviceKind::kCuda) return;",

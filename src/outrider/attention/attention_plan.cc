@@ -10,14 +10,12 @@ AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, RowPat
                              const RankPlace& cache_place)
     : backend_(backend), threshold_(threshold), paths_(paths), cache_place_(cache_place) {
   OUTRIDER_CHECK(threshold >= 1);
-  OUTRIDER_CHECK(!paths.AreOne() || backend == AttentionBackend::kRagged);
+  OUTRIDER_CHECK(!paths.ForAll() || backend == AttentionBackend::kRagged);
 }
 
 void AttentionPlan::Assign(const BatchLayout& layout) {
-  if (paths_.AreOne()) {
-    one_path_ = layout.requests();
-    return;
-  }
+  if (paths_.ForAll()) one_path_ = layout.requests();
+  if (!paths_.ByRole()) return;
   const DecodeKernel kernel = DecodeKernelOf(backend_);
   std::span<const RequestRows> requests = layout.requests();
   // A ragged kernel is not held to 1 + k rows: it runs recomputed tokens in one go.

@@ -1,5 +1,5 @@
-// Which kernel runs which rows of a step. Made once per step from the layout; every layer follows
-// it.
+// Which kernel runs which rows of a step. Made once per step from the layout; every layer reads
+// what its own path needs.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@ namespace outrider {
 
 class AttentionPlan {
  public:
-  /// `threshold`: rows that a decode request has at most, 1 + k. Where all rows take one path, the
-  /// backend is kRagged. cache_place: which rank this is where each keeps the cache of its own
-  /// requests and runs their attention; else the default.
+  /// `threshold`: rows that a decode request has at most, 1 + k. `paths`: of the layers that read
+  /// the plan. Where some of them run all rows alike, the backend is kRagged. cache_place: which
+  /// rank this is where each keeps the cache of its own requests and runs their attention; else the
+  /// default.
   AttentionPlan(AttentionBackend backend, int32_t threshold, RowPaths paths = KvCacheForm::kLatent,
                 const RankPlace& cache_place = {});
 
@@ -31,14 +32,15 @@ class AttentionPlan {
   const RankPlace& cache_place() const { return cache_place_; }
   /// An empty plan for layouts that have this rank's rows only.
   AttentionPlan OfOwnRows() const { return {backend_, threshold_, paths_}; }
-  /// Of latent attention without an indexer.
-  KvCacheForm cache_form() const {
-    return paths_.generated == RowPath::kPerHead ? KvCacheForm::kHeads : KvCacheForm::kLatent;
-  }
+  /// An empty plan of the same steps for other layers.
+  AttentionPlan Of(RowPaths paths) const { return {backend_, threshold_, paths, cache_place_}; }
 
-  /// Where all rows take one path, every request is in this list, whatever its phase and length,
-  /// and those below are empty. Elsewhere it is this one.
+  /// For layers in which all rows take one path (RowPaths::ForAll): every request, whatever its
+  /// phase and length. Empty where there are no such layers.
   std::span<const RequestRows> one_path() const { return one_path_; }
+
+  // For layers in which a row's path follows its role (RowPaths::ByRole). Empty where there are no
+  // such layers.
 
   /// The calls' requests for the decode kernel: consecutive rows in rising order, from
   /// first_decode_row() on. A run is a decode request, or rows of one: the backends that keep

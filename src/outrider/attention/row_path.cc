@@ -15,6 +15,17 @@ RowPaths RowPathsOf(const LayerSpec& layer, KvCacheForm form) {
   return form;
 }
 
+RowPaths RowPathsOf(const ModelConfig& config, KvCacheForm form) {
+  RowPaths paths;
+  const auto add = [&](const LayerSpec& layer) {
+    if (std::holds_alternative<KdaSpec>(layer.attention)) return;
+    paths = paths | RowPathsOf(layer, form);
+  };
+  for (const LayerSpec& layer : config.layers) add(layer);
+  if (config.num_nextn_predict_layers > 0) add(config.mtp_layer);
+  return paths;
+}
+
 const char* RowPathName(RowPath path) {
   switch (path) {
     case RowPath::kAbsorbed:

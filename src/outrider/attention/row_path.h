@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "outrider/checkpoint/layer_spec.h"
+#include "outrider/checkpoint/model_config.h"
 #include "outrider/kv/cache_form.h"
 
 namespace outrider {
@@ -16,26 +16,51 @@ enum class RowPath : uint8_t {
   kPerHead,   // over entries that hold every head's key and value
 };
 
-/// The paths of a layer's rows, by their role. All layers of a network have the same.
-struct RowPaths {
-  RowPath generated = RowPath::kAbsorbed;
-  RowPath prompt = RowPath::kExpanded;
+/// The paths that rows take in the layers of a network. Each layer takes its own: by a row's role
+/// kAbsorbed or kExpanded, or one of the others for all rows.
+class RowPaths {
+ public:
+  /// None.
+  RowPaths() = default;
+  /// Of latent attention without an indexer, over a cache of this form: kAbsorbed for generated and
+  /// kExpanded for prompt tokens, or kPerHead.
+  RowPaths(KvCacheForm form)  // NOLINT(google-explicit-constructor)
+      : bits_(form == KvCacheForm::kHeads ? Bit(RowPath::kPerHead)
+                                          : Bit(RowPath::kAbsorbed) | Bit(RowPath::kExpanded)) {}
+  /// One for all rows: kListed or kPerHead.
+  explicit RowPaths(RowPath path) : bits_(Bit(path)) {}
 
-  /// Paths of latent attention without an indexer, over a cache of this form.
-  RowPaths(KvCacheForm form) {  // NOLINT(google-explicit-constructor)
-    if (form == KvCacheForm::kHeads) generated = prompt = RowPath::kPerHead;
+  RowPaths operator|(RowPaths other) const {
+    other.bits_ |= bits_;
+    return other;
   }
 
-  /// One for all rows.
-  explicit RowPaths(RowPath path) : generated(path), prompt(path) {}
+  bool Has(RowPath path) const { return (bits_ & Bit(path)) != 0; }
+  /// Whether a row's path depends on its role in some layer.
+  bool ByRole() const { return Has(RowPath::kAbsorbed); }
+  /// Whether all rows take one path in some layer.
+  bool ForAll() const { return Has(RowPath::kListed) || Has(RowPath::kPerHead); }
+  /// Of the entries of latent attention without an indexer: all such layers of a network have one.
+  /// Where these are not the paths of any, kHeads where other layers' entries hold every head.
+  KvCacheForm latent_form() const {
+    return Has(RowPath::kPerHead) && !ByRole() ? KvCacheForm::kHeads : KvCacheForm::kLatent;
+  }
 
-  /// Whether a row's path does not depend on its role.
-  bool AreOne() const { return generated == prompt; }
   bool operator==(const RowPaths&) const = default;
+
+ private:
+  static uint8_t Bit(RowPath path) {
+    return static_cast<uint8_t>(1U << static_cast<unsigned>(path));
+  }
+
+  uint8_t bits_ = 0;
 };
 
 /// Paths in a layer whose attention keeps entries; `form`: of latent attention without an indexer.
 RowPaths RowPathsOf(const LayerSpec& layer, KvCacheForm form);
+
+/// Paths in all layers of a network that keep entries, those of its modules included.
+RowPaths RowPathsOf(const ModelConfig& config, KvCacheForm form);
 
 /// "absorbed", "expanded", "listed", "per head".
 const char* RowPathName(RowPath path);

@@ -135,10 +135,10 @@ std::string ExplainedBatch::SplitTable() const {
     }
     return fmt::format("{}", fmt::join(texts, " "));
   };
-  if (!plan_.one_path().empty()) {
-    table.push_back({fmt::format("all, {}", RowPathName(plan_.paths().generated)),
-                     RowsText(plan_.one_path()), "each request at its own length",
-                     requests_text(plan_.one_path())});
+  for (const RowPath path : {RowPath::kListed, RowPath::kPerHead}) {
+    if (!plan_.paths().Has(path)) continue;
+    table.push_back({fmt::format("all, {}", RowPathName(path)), RowsText(plan_.one_path()),
+                     "each request at its own length", requests_text(plan_.one_path())});
   }
   if (!runs.empty()) {
     std::string how = "each request at its own length";
@@ -199,7 +199,7 @@ std::string ExplainedBatch::Json() const {
     return list;
   };
   const auto on_path = [&](RowPath path) {
-    return plan_.paths().generated == path ? plan_.one_path() : std::span<const RequestRows>();
+    return plan_.paths().Has(path) ? plan_.one_path() : std::span<const RequestRows>();
   };
   const Object object = {{"num_rows", layout_.num_rows()},
                          {"num_speculative_tokens", k_},

@@ -23,9 +23,13 @@ MlaShape ShapeOf(const MlaSpec& a) {
 
 namespace {
 
+bool ReadsPerHead(const StepInputs& inputs) {
+  return inputs.paths().latent_form() == KvCacheForm::kHeads;
+}
+
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const StepInputs& inputs, const EntryArgs& args) {
-  if (inputs.paths().generated == RowPath::kPerHead) {
+  if (ReadsPerHead(inputs)) {
     context.ops.mla_per_head()->WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
     context.ops.mla()->WriteLatentEntries(context, s, inputs, args);
@@ -86,17 +90,18 @@ void RotateQueries(const Context& context, const MlaShape& s, const Rotary& rota
 void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
                 const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
                 Tensor residual) {
-  OUTRIDER_CHECK(inputs.paths().generated != RowPath::kListed, "without an indexer");
+  const bool per_head = ReadsPerHead(inputs);
+  OUTRIDER_CHECK(inputs.paths().Has(per_head ? RowPath::kPerHead : RowPath::kAbsorbed));
   const Scratch::Frame frame(context.arena);
   const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
   OUTRIDER_CHECK(q.stride == shape.query_stride());
   const Tensor out = context.Activations(x.rows, int64_t{shape.heads} * shape.value);
   // Absorption rotates the queries of decode rows.
-  const auto [first_decode, num_decode] = inputs.decode_rows();
+  const auto [first_decode, num_decode] = per_head ? RowRange() : inputs.decode_rows();
   RotateQueries(context, shape, rotary, q, 0, first_decode);
   RotateQueries(context, shape, rotary, q, first_decode + num_decode, x.rows);
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
-  if (inputs.paths().generated == RowPath::kPerHead) {
+  if (per_head) {
     context.ops.per_head()->PerHeadAttention(context,
                                              {.heads = shape.heads,
                                               .kv_heads = shape.heads,
@@ -107,7 +112,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
                                              inputs, args);
   }
   if (num_decode > 0) AbsorbedForm(context, shape, weights, inputs, rotary, cache, q, out);
-  if (inputs.has_expanded_rows()) {
+  if (!per_head && inputs.has_expanded_rows()) {
     context.ops.mla()->PromptAttention(context, shape, weights.kv_up, inputs, args);
   }
   if (shape.gates_heads) {

@@ -10,8 +10,8 @@ DecoderNetwork::DecoderNetwork(ModelConfig config, NetworkOptions options, int32
   for (int64_t i = 0; i <= this->config().num_hidden_layers() + num_modules; ++i) {
     first_caches_.push_back(FirstCacheLayer(this->config(), i));
   }
-  OUTRIDER_CHECK(attention().paths() ==
-                 RowPathsOf(this->config().first_cached_layer(), attention().cache_form()));
+  const RowPaths paths = attention().paths();
+  OUTRIDER_CHECK(paths == RowPathsOf(this->config(), paths.latent_form()));
 }
 
 LayerCaches DecoderNetwork::CachesOf(KvCache& cache, int32_t index) const {

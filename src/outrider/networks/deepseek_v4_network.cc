@@ -31,7 +31,7 @@ DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weigh
               static_cast<int32_t>(weights.mtp.size() + weights.dspark.stages.size())),
       weights_(std::move(weights)),
       layers_(this->config()) {
-  OUTRIDER_CHECK(options.attention.paths().generated == RowPath::kListed);
+  OUTRIDER_CHECK(options.attention.paths() == RowPaths(RowPath::kListed));
   int64_t index = 0;
   for (const DeepSeekV4LayerWeights& w : weights_.layers) layers_.Add(this->config(), index++, w);
   for (const DeepSeekV4MtpWeights& w : weights_.mtp) layers_.Add(this->config(), index++, w.layer);

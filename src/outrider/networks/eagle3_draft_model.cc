@@ -17,10 +17,10 @@ namespace {
 // Rows of the target are wide where they are normalised: as many at a time.
 constexpr int64_t kReadTile = 512;
 
-/// Where the target's rows take one path, the drafter's do too: over entries that hold every head.
+/// The drafter's entries hold every head where the target's do. Elsewhere they are latent,
+/// whichever path the target's rows take.
 AttentionPlan AttentionOf(const AttentionPlan& target) {
-  if (!target.paths().AreOne()) return target;
-  return {AttentionBackend::kRagged, 1, RowPaths(RowPath::kPerHead), target.cache_place()};
+  return target.Of(target.paths().latent_form());
 }
 
 /// How many ranks share the heads of attention.
@@ -58,9 +58,7 @@ Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,
 NetworkCache Eagle3DraftModel::CacheNeeds(const ModelConfig& target, const ModelConfig& config,
                                           KvCacheForm form) {
   NetworkCache cache = NetworkCacheOf(target, 0, form);
-  // As AttentionOf.
-  const bool one_path = RowPathsOf(target.first_cached_layer(), form).AreOne();
-  AddCacheLayers(config.layers.front(), one_path ? KvCacheForm::kHeads : form, &cache);
+  AddCacheLayers(config.layers.front(), RowPathsOf(target, form).latent_form(), &cache);
   return cache;
 }
 

@@ -94,7 +94,7 @@ class Network {
   virtual const TokenTable& embedding() const = 0;
   /// What it keeps in the cache, in the form that the attention plan says.
   NetworkCache cache_needs() const {
-    return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
+    return NetworkCacheOf(config_, num_modules_, options_.attention.paths().latent_form());
   }
 
   /// Runs the target over rows. hidden [rows, output_width]: what the target's head and the first

@@ -71,7 +71,7 @@ class StepInputs {
   const StepInputs& attended() const { return own() == nullptr ? *this : own()->inputs; }
 
   int32_t num_rows() const { return num_rows_; }
-  /// Which operations run the rows. kAbsorbed and kExpanded: MlaOps::DecodeAttention runs
+  /// Of the layers that read these inputs. kAbsorbed and kExpanded: MlaOps::DecodeAttention runs
   /// decode_rows(), MlaOps::PromptAttention the others. kPerHead: PerHeadOps::PerHeadAttention runs
   /// all. kListed: SparseOps or CompressedOps run all.
   RowPaths paths() const { return paths_; }
@@ -97,12 +97,12 @@ class StepInputs {
   /// Sets the number of rows, added ones included. There are no prompt rows.
   void RoundRowsTo(int32_t rows) {
     num_rows_ = rows;
-    if (!paths_.AreOne()) decode_rows_.count = rows;
+    if (paths_.ByRole()) decode_rows_.count = rows;
   }
 
  private:
   int32_t num_rows_ = 0;
-  RowPaths paths_ = KvCacheForm::kLatent;
+  RowPaths paths_;
   RowRange decode_rows_;
   bool has_expanded_rows_ = false;
 };

@@ -40,13 +40,13 @@ std::string RefusalOf(const Asked& asked) {
 TEST(FormPlan, LatentAttentionIsCachedByWhatItCosts) {
   const FormPlan saves = PlanOf({});
   EXPECT_EQ(saves.cache, KvCacheForm::kHeads);
-  EXPECT_TRUE(saves.paths.AreOne());
+  EXPECT_FALSE(saves.paths.ByRole());
   EXPECT_EQ(DecisionOf("KV cache form", {}),
             "heads (saves 8 or more multiply-adds per number added; latent: 1152 bytes and 8704 "
             "multiply-adds per cached token and layer; heads: 2176 bytes and 1536 multiply-adds "
             "per cached token and layer)");
   EXPECT_EQ(PlanOf({.form = KvCacheForm::kLatent}).cache, KvCacheForm::kLatent);
-  EXPECT_FALSE(PlanOf({.form = KvCacheForm::kLatent}).paths.AreOne());
+  EXPECT_TRUE(PlanOf({.form = KvCacheForm::kLatent}).paths.ByRole());
   EXPECT_THAT(DecisionOf("KV cache form", {.form = KvCacheForm::kLatent}),
               HasSubstr("(--kv-cache-form; "));
 }
@@ -77,7 +77,7 @@ TEST(FormPlan, OtherAttentionHasOneForm) {
 TEST(FormPlan, AnIndexerReadsLatents) {
   const FormPlan plan = PlanOf({.model = "tiny-v32"});
   EXPECT_EQ(plan.cache, KvCacheForm::kLatent);
-  EXPECT_TRUE(plan.paths.AreOne());
+  EXPECT_EQ(plan.paths, RowPaths(RowPath::kListed));
   EXPECT_EQ(DecisionOf("KV cache form", {.model = "tiny-v32"}),
             "latent (entries of 48 numbers, and an index key of 24)");
   EXPECT_THAT(DecisionOf("all tokens", {.model = "tiny-v32"}),
@@ -87,6 +87,24 @@ TEST(FormPlan, AnIndexerReadsLatents) {
               HasSubstr("leave --kv-cache-form and --attention-backend out"));
   EXPECT_THAT(RefusalOf({.model = "tiny-v32", .form = KvCacheForm::kHeads}),
               HasSubstr("leave --kv-cache-form and --attention-backend out"));
+}
+
+TEST(FormPlan, LayersMayDifferInThePathOfTheirRows) {
+  ModelConfig config = GoldenModel("tiny-v32").config;
+  std::get<MlaSpec>(config.layers.back().attention).indexer.reset();
+  EngineOptions options;
+  options.model = "the model";
+  Decisions decisions;
+  const auto plan = [&] {
+    return PlanForm(options, config, DType::kBF16, DeviceKind::kCuda, decisions);
+  };
+  EXPECT_EQ(plan().cache, KvCacheForm::kLatent);
+  EXPECT_EQ(plan().paths, RowPaths(RowPath::kListed) | KvCacheForm::kLatent);
+  EXPECT_THAT(DecisionOn("all tokens, where there is an indexer", decisions),
+              HasSubstr("absorbed form"));
+  EXPECT_THAT(DecisionOn("prompt tokens", decisions), HasSubstr("expanded"));
+  options.attention_backend = AttentionBackend::kSingle;
+  EXPECT_THAT(RefusalBy([&] { plan(); }), HasSubstr("use ragged"));
 }
 
 TEST(FormPlan, SaysWhichPathsRowsTake) {

@@ -68,10 +68,11 @@ TEST(NumberPlan, ACacheOf8BitsIsForAGpuOrAnIndexer) {
   EXPECT_THAT(refusal(TinyV3().config, Processor()),
               HasSubstr("the model is a deepseek_v3 on the processor (asked for)"));
   ModelConfig v32 = TinyV3().config;
-  for (LayerSpec& layer : v32.layers) {
-    std::get<MlaSpec>(layer.attention).indexer =
-        IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
-  }
+  const IndexerSpec indexer = {.heads = 64, .dim = 128, .top_k = 2048};
+  for (LayerSpec& layer : v32.layers) std::get<MlaSpec>(layer.attention).indexer = indexer;
+  EXPECT_THAT(refusal(v32, Processor()), HasSubstr("the model is a deepseek_v3 on the processor"))
+      << "its modules have none";
+  std::get<MlaSpec>(v32.mtp_layer.attention).indexer = indexer;
   EXPECT_EQ(refusal(v32, Processor()), "");
   std::get<MlaSpec>(v32.layers.back().attention).indexer->dim = 96;
   EXPECT_THAT(refusal(v32, Processor()), HasSubstr("\"index_head_dim\" that is a power of two"));

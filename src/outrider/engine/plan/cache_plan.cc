@@ -143,7 +143,7 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
   const int64_t useful = cache.MostPages(length, step_tokens) * options.max_num_seqs;
   cache.num_pages = static_cast<int32_t>(std::min(budget_pages, useful));
   scheduler.max_model_len = length;
-  scheduler.publish_answers = plan.form.paths.AreOne() || options.fast_prefix;
+  scheduler.publish_answers = !plan.form.paths.ByRole() || options.fast_prefix;
   decisions.push_back({"context", fmt::format("{} tokens", length),
                        length < wanted         ? "shrunk to what the KV cache holds"
                        : options.max_model_len ? "--max-model-len"
@@ -162,7 +162,7 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
                          "--data-parallel-attention: a request is kept by one rank"});
   }
   DescribeGroups(cache, decisions);
-  DescribePrefixCaching(options, plan.form.paths.AreOne(), decisions);
+  DescribePrefixCaching(options, !plan.form.paths.ByRole(), decisions);
   if (options.kv_offload_memory_bytes) {
     CheckOffloadHolds(options, plan.ranks / plan.cache_ranks * page_bytes);
     decisions.push_back({"pages that leave the KV cache", OffloadText(options),

@@ -1,5 +1,6 @@
 #include "outrider/engine/plan/form_plan.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -44,10 +45,16 @@ ChosenForm IndexedForm(const EngineOptions& options, const MlaSpec& mla) {
                                             mla.latent + mla.rope, mla.indexer->dim)};
 }
 
-ChosenForm LatentForm(const EngineOptions& options, const MlaSpec& mla, DType kv_dtype,
-                      DeviceKind device) {
+ChosenForm LatentForm(const EngineOptions& options, const ModelConfig& config, const MlaSpec& mla,
+                      DType kv_dtype, DeviceKind device) {
   const CacheShape shape = CacheShapeOf(mla);
   const AttentionBackend backend = options.attention_backend;
+  if (RowPathsOf(config, KvCacheForm::kLatent).ForAll() && backend != AttentionBackend::kRagged) {
+    throw InvalidArgument(
+        "--attention-backend {} needs layers that all read latent entries without an indexer, "
+        "which {} does not have: use ragged",
+        AttentionBackendName(backend), options.model);
+  }
   ChosenForm chosen = {KvCacheForm::kLatent, ""};
   if (options.kv_cache_form) {
     chosen = {*options.kv_cache_form, "--kv-cache-form"};
@@ -70,9 +77,19 @@ ChosenForm LatentForm(const EngineOptions& options, const MlaSpec& mla, DType kv
   return chosen;
 }
 
+/// The layer whose attention decides: the first of latent attention without an indexer, whose cache
+/// has two forms, else the first that keeps entries.
+const LayerSpec& DecidingLayer(const ModelConfig& config) {
+  const auto found = std::ranges::find_if(config.layers, [](const LayerSpec& layer) {
+    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
+    return mla != nullptr && !mla->indexer;
+  });
+  return found == config.layers.end() ? config.first_cached_layer() : *found;
+}
+
 ChosenForm ChooseForm(const EngineOptions& options, const ModelConfig& config, DType kv_dtype,
                       DeviceKind device) {
-  const AttentionSpec& attention = config.first_cached_layer().attention;
+  const AttentionSpec& attention = DecidingLayer(config).attention;
   if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
     return OneForm(options, config.family,
                    fmt::format("keys and values of {} heads, which groups of query heads share",
@@ -84,18 +101,25 @@ ChosenForm ChooseForm(const EngineOptions& options, const ModelConfig& config, D
                                compressed->head_dim, compressed->heads));
   }
   const auto& mla = std::get<MlaSpec>(attention);
-  return mla.indexer ? IndexedForm(options, mla) : LatentForm(options, mla, kv_dtype, device);
+  return mla.indexer ? IndexedForm(options, mla)
+                     : LatentForm(options, config, mla, kv_dtype, device);
 }
 
 void DescribePaths(const ModelConfig& config, KvCacheForm form, Decisions& decisions) {
-  const auto* mla = std::get_if<MlaSpec>(&config.first_cached_layer().attention);
-  if (mla != nullptr && mla->indexer) {
+  const auto indexed = std::ranges::find_if(config.layers, [](const LayerSpec& layer) {
+    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
+    return mla != nullptr && mla->indexer;
+  });
+  if (indexed != config.layers.end()) {
     decisions.push_back(
         {"all tokens", "absorbed form",
          fmt::format("over the {} tokens that an indexer chooses for each row, or all while they "
                      "are no more",
-                     mla->indexer->top_k)});
-  } else if (form == KvCacheForm::kHeads) {
+                     std::get<MlaSpec>(indexed->attention).indexer->top_k)});
+    if (RowPathsOf(config, form) == RowPaths(RowPath::kListed)) return;
+    decisions.back().what = "all tokens, where there is an indexer";
+  }
+  if (form == KvCacheForm::kHeads) {
     decisions.push_back({"all tokens", "per-head form",
                          "one attention over the cached keys and values of every head, read once "
                          "for all verify rows"});
@@ -122,7 +146,7 @@ FormPlan PlanForm(const EngineOptions& options, const ModelConfig& config, DType
                                    KeepsExactness(backend)
                                        ? "output does not depend on batching or drafts, bit for bit"
                                        : "NOT exact: output can depend on batching and drafts")});
-  return {chosen.form, RowPathsOf(config.first_cached_layer(), chosen.form)};
+  return {chosen.form, RowPathsOf(config, chosen.form)};
 }
 
 }  // namespace outrider

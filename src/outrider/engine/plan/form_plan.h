@@ -10,7 +10,7 @@ namespace outrider {
 
 struct FormPlan {
   KvCacheForm cache = KvCacheForm::kLatent;  // of latent attention; kHeads where there is none
-  RowPaths paths = KvCacheForm::kLatent;     // of the first layer that caches entries
+  RowPaths paths = KvCacheForm::kLatent;     // of all layers, the model's modules included
 };
 
 /// kv_dtype: of the cache. Throws Error for a form, or an attention backend, that the model's

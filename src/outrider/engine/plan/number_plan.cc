@@ -4,6 +4,7 @@
 #include <optional>
 #include <variant>
 
+#include "outrider/attention/row_path.h"
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -28,7 +29,7 @@ void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,
         ModelFamilyName(config.family));
   }
   if (device.kind == DeviceKind::kCuda) return;
-  if (!IndexWidth(config.first_cached_layer())) {
+  if (RowPathsOf(config, KvCacheForm::kLatent) != RowPaths(RowPath::kListed)) {
     throw InvalidArgument(
         "--kv-cache-dtype fp8 is for a GPU or a model with an indexer (DeepSeek-V3.2, GLM-5, "
         "DeepSeek-V4), and {} is a {} on the processor ({}): use float32 or bfloat16",

@@ -41,7 +41,7 @@ CompressedWork& CompressedWorkOf(const Context& context, const CompressedKind& k
                                  const StepInputs& inputs, const LayerCache& window,
                                  cudaStream_t stream) {
   const DecodeRequests& requests = Cast(inputs).Of(window).decode;
-  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0);
+  OUTRIDER_CHECK(inputs.paths().Has(RowPath::kListed) && requests.first_row == 0);
   CudaArena& arena = ArenaOf(context);
   CompressedWork& work = arena.compressed[kind];
   CompressedPlan& plan = work.plan;

@@ -108,7 +108,7 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
 std::span<const RequestRows> CudaStepInputs::Decodes() const {
   if (!HasOnePath()) return plan_->decode_runs();
   const std::span<const RequestRows> all = plan_->one_path();
-  if (paths().generated == RowPath::kListed) return all;
+  if (paths().Has(RowPath::kListed)) return all;
   return all.first(static_cast<size_t>(std::ranges::find_if_not(all, IsGenerated) - all.begin()));
 }
 
@@ -232,7 +232,7 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
 
 int32_t CudaStepInputs::RingColumns(size_t index, std::span<const RequestRows> requests) const {
   const CacheGroupSpec& spec = layout_->groups()[index];
-  if (paths().generated != RowPath::kListed || spec.kind != CacheGroupKind::kSlidingWindow) {
+  if (!paths().Has(RowPath::kListed) || spec.kind != CacheGroupKind::kSlidingWindow) {
     return 0;
   }
   int32_t longest = 0;

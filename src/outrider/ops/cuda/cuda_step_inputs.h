@@ -127,7 +127,7 @@ class CudaStepInputs : public StepInputs {
   /// Requests of CacheInputs::decode, and of per_head_prompts.
   std::span<const RequestRows> Decodes() const;
   std::span<const RequestRows> PerHeadPrompts() const;
-  bool HasOnePath() const { return paths().AreOne(); }
+  bool HasOnePath() const { return !paths().ByRole(); }
   /// Adds a group of the first of `prompts`, and returns how many they are.
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts);
   /// Where the arrays of a group are on the device.

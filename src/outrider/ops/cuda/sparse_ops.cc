@@ -103,7 +103,7 @@ SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs&
                                        const SelectEntriesArgs& args) const {
   const DecodeRequests& requests = Cast(inputs).Of(args.keys).decode;
   const int rows = Int(args.q.rows);
-  OUTRIDER_CHECK(inputs.paths().generated == RowPath::kListed && requests.first_row == 0 &&
+  OUTRIDER_CHECK(inputs.paths().Has(RowPath::kListed) && requests.first_row == 0 &&
                  requests.num_rows == rows);
   if (rows == 0) return {};
   const bool codes = HoldsScaledKeys(args.keys);
