@@ -32,9 +32,9 @@ class RandomOptions {
     if (models_.on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
     if (model.shape == Shape::kSparse || model.shape == Shape::kGlm5) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram, kEagle3, kEagle3};
-      // The last do not run on a GPU, nor with entries of 8 bits.
-      const bool all = !models_.on_gpu() && !model.rounded_cache;
-      o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - (all ? 1 : 3))));
+      o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
+      // Its entries are not of 8 bits on a processor.
+      if (o.drafter == kEagle3 && model.rounded_cache && !models_.on_gpu()) o.drafter = kRepeated;
     }
     if (IsV4(model)) {
       const int kind = Uniform(0, 5);

@@ -95,9 +95,6 @@ std::string RefusalOfExperts(const std::function<void(MoeSpec&)>& change) {
 
 TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
   using testing::HasSubstr;
-  const auto lacks = [](const char* what) {
-    return HasSubstr(fmt::format("does not run on the GPU, which lacks: {}", what));
-  };
   EXPECT_EQ(RefusalOfNetwork([](ModelConfig&) {}), "");
   EXPECT_THAT(RefusalOfAttention([](MlaSpec& a) { a.latent = 256; }),
               HasSubstr("deepseek_v3 with kv_lora_rank = 256 does not run on the GPU: the kernels "
@@ -120,11 +117,12 @@ TEST(DeviceRules, TheGpuSaysWhichNetworksItDoesNotRun) {
       "")
       << "layers may differ in shape";
   const GqaSpec gqa = {.heads = 128, .kv_heads = 2, .head_dim = 128};
-  EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
-                c.layers[1].attention = gqa;
-                c.layers[1].rotary.dims = 64;
-              }),
-              lacks("attention of more than one kind"));
+  EXPECT_EQ(RefusalOfNetwork([&](ModelConfig& c) {
+              c.layers[1].attention = gqa;
+              c.layers[1].rotary.dims = 64;
+            }),
+            "")
+      << "and in the path of their rows";
   EXPECT_THAT(RefusalOfNetwork([&](ModelConfig& c) {
                 c.layers[0].attention = gqa;
                 std::get<GqaSpec>(c.layers[0].attention).head_dim = 64;
@@ -198,9 +196,7 @@ TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {
         IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
   }
   const auto no_modules = [](EngineOptions&, EnginePlan& p) { p.drafts.modules = 0; };
-  EXPECT_THAT(RefusalOf(no_modules, model), HasSubstr("EAGLE-3 drafter"));
-  model.drafter.reset();
-  EXPECT_EQ(RefusalOf(no_modules, model), "");
+  EXPECT_EQ(RefusalOf(no_modules, model), "") << "with an EAGLE-3 drafter";
   EXPECT_EQ(RefusalOf(
                 [](EngineOptions&, EnginePlan& p) {
                   p.drafts.modules = 0;
@@ -208,6 +204,27 @@ TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {
                 },
                 model),
             "");
+  for (LayerSpec& layer : model.config.layers) {
+    layer.attention = GqaSpec{.heads = 128, .kv_heads = 2, .head_dim = 128};
+    layer.rotary.dims = 64;
+  }
+  EXPECT_THAT(RefusalOf(no_modules, model),
+              HasSubstr("does not run on the GPU, which lacks: an EAGLE-3 drafter for a network "
+                        "without latent attention (MLA)"));
+}
+
+TEST(DeviceRules, LatentAttentionOnTheGpuReadsPagesOfFewSizes) {
+  const auto refusal = [](int32_t tokens, int32_t window) {
+    return RefusalOf([&](EngineOptions&, EnginePlan& p) {
+      p.cache.config.groups = {
+          {.kind = CacheGroupKind::kSlidingWindow, .tokens_per_block = window, .window = 512},
+          {.tokens_per_block = tokens}};
+    });
+  };
+  EXPECT_EQ(refusal(64, 8), "");
+  EXPECT_EQ(refusal(256, 128), "");
+  EXPECT_THAT(refusal(128, 64),
+              testing::HasSubstr("tokens a page (--block-size) = 128: use 16, 32, 64 or 256"));
 }
 
 // docs/gpu.md holds the rules between two marks. With OUTRIDER_UPDATE_DOCS=1 this test writes them

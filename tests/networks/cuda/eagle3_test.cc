@@ -10,6 +10,8 @@
 #include "tests/networks/cuda/device_run.h"
 #include "tests/networks/golden_file.h"
 #include "tests/networks/loaded_model.h"
+#include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_sparse_model.h"
 
 namespace outrider::cuda {
 namespace {
@@ -23,23 +25,52 @@ ModelConfig DrafterConfig(int64_t heads) {
   return config;
 }
 
-/// The bundled model and a drafter on one device: the bundled one, or with other heads and dummy
-/// weights.
+/// A model and its drafter.
+struct Pair {
+  ModelConfig target;
+  ModelConfig drafter;
+  std::unique_ptr<WeightSource> target_weights;
+  std::unique_ptr<WeightSource> drafter_weights;
+};
+
+/// The bundled ones, or with other heads and dummy weights in the drafter.
+Pair BundledPair(int64_t heads = 0) {
+  Pair pair{ReadModelConfig(TinyModelDirectory()), DrafterConfig(heads), nullptr, nullptr};
+  pair.target_weights = OpenCheckpoint(TinyModelDirectory(), pair.target);
+  pair.drafter_weights = heads > 0 ? MakeDummyWeights(pair.drafter, 3)
+                                   : OpenCheckpoint(TinyEagle3Directory(), pair.drafter);
+  return pair;
+}
+
+/// A small DeepSeek-V3.2, whose indexer chooses all tokens: which are best is no matter of
+/// nearness.
+Pair SparsePair() {
+  SmallSparseSizes sizes = kGpuV32Sizes;
+  sizes.top_k = 2048;
+  const SmallSparseModel model(1000, sizes);
+  Pair pair{ReadModelConfig(model.directory()),
+            ReadModelConfig(SmallEagle3(model.directory()).directory()), nullptr, nullptr};
+  pair.target_weights = MakeDummyWeights(pair.target, 5);
+  pair.drafter_weights = MakeDummyWeights(pair.drafter, 3);
+  return pair;
+}
+
+/// Both on one device.
 class DrafterRun {
  public:
-  DrafterRun(const Ops& ops, DType dtype, int64_t heads = 0)
-      : config_(DrafterConfig(heads)),
+  DrafterRun(const Ops& ops, DType dtype, const Pair& pair)
+      : target_config_(pair.target),
+        config_(pair.drafter),
         dtype_(dtype),
         pool_(TestThreads()),
-        target_(LoadNetwork(target_config_, 0,
-                            *OpenCheckpoint(TinyModelDirectory(), target_config_),
-                            {.compute_dtype = dtype},
-                            {{ops, &pool_}, dtype, AttentionPlan(AttentionBackend::kRagged, 1)})),
+        target_(LoadNetwork(target_config_, 0, *pair.target_weights, {.compute_dtype = dtype},
+                            {{ops, &pool_},
+                             dtype,
+                             AttentionPlan(AttentionBackend::kRagged, 1,
+                                           RowPathsOf(target_config_, KvCacheForm::kLatent))})),
         draft_(config_, Eagle3Taps(*config_.eagle3, target_config_.num_hidden_layers(), {}, ""),
-               LoadEagle3(config_,
-                          heads > 0 ? *MakeDummyWeights(config_, 3)
-                                    : *OpenCheckpoint(TinyEagle3Directory(), config_),
-                          {.compute_dtype = dtype}, target_->device(), nullptr),
+               LoadEagle3(config_, *pair.drafter_weights, {.compute_dtype = dtype},
+                          target_->device(), nullptr),
                *target_) {}
 
   int64_t width() const { return draft_.width(); }
@@ -61,10 +92,11 @@ class DrafterRun {
     const auto none = ops.MakeStepInputs();
     const auto inputs = ops.MakeStepInputs();
     BatchLayout layout(kEagleBlock);
-    AttentionPlan plan = draft_.attention();
+    AttentionPlan target_plan = target_->attention();
+    AttentionPlan draft_plan = draft_.attention();
     for (int32_t first = 0; first < length; first += chunk) {
       const int32_t count = std::min(chunk, length - first);
-      const auto assign = [&](int32_t shift) {
+      const auto assign = [&](AttentionPlan& plan, int32_t shift) {
         layout.Assign(std::vector{
             RequestWork{.slot = 0,
                         .phase = phase,
@@ -77,7 +109,7 @@ class DrafterRun {
         plan.Assign(layout);
         inputs->Assign(layout, plan, RowCount::kExact);
       };
-      assign(0);
+      assign(target_plan, 0);
       std::vector<LayerTap> wanted;
       for (const int32_t layer : draft_.taps()) {
         const int64_t column = std::ssize(wanted) * target_->hidden_size();
@@ -86,7 +118,7 @@ class DrafterRun {
       }
       target_->Forward(*inputs, cache, hidden->rows().Rows(first, count), wanted);
       const Tensor read = draft_.ReadTarget(tapped->rows().Rows(first, count));
-      assign(1);
+      assign(draft_plan, 1);
       draft_.Forward({0, *none, *inputs, read, out->rows().Rows(first, count)}, cache);
     }
     std::vector<float> rows(static_cast<size_t>(length * width()));
@@ -95,7 +127,7 @@ class DrafterRun {
   }
 
  private:
-  const ModelConfig target_config_ = ReadModelConfig(TinyModelDirectory());
+  const ModelConfig target_config_;
   const ModelConfig config_;
   DType dtype_;
   ThreadPool pool_;
@@ -112,25 +144,32 @@ class Eagle3OnGpuTest : public HopperTest<> {
 TEST_F(Eagle3OnGpuTest, RowsBesideTheCpus) {
   const CudaOps ops;
   const Ops& cpu_ops = cpu::GetCpuOps(SelectIsa());
-  // The bundled drafter has the target's 8 heads; layers of a network may differ.
-  for (const int64_t heads : {0, 4}) {
-    DrafterRun on_gpu(ops, DType::kBF16, heads);
-    DrafterRun exact(cpu_ops, DType::kF32, heads);
-    DrafterRun rounded(cpu_ops, DType::kBF16, heads);
+  const auto expect = [&](const Pair& pair, const char* what) {
+    DrafterRun on_gpu(ops, DType::kBF16, pair);
+    DrafterRun exact(cpu_ops, DType::kF32, pair);
+    DrafterRun rounded(cpu_ops, DType::kBF16, pair);
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
       ExpectAsNear(on_gpu.Run(ids_, phase, 1024), rounded.Run(ids_, phase, 1024),
                    exact.Run(ids_, phase, 1024), on_gpu.width(),
-                   fmt::format("phase {}, {} heads", static_cast<int>(phase), heads));
+                   fmt::format("phase {}, {}", static_cast<int>(phase), what));
     }
-  }
+  };
+  expect(BundledPair(), "the target's 8 heads");
+  expect(BundledPair(4), "4 heads");
+  // Their rows take other paths, and the drafter's entries have another width than index keys.
+  expect(SparsePair(), "beside an indexer");
 }
 
 TEST_F(Eagle3OnGpuTest, BitsDoNotDependOnThePass) {
   const CudaOps ops;
-  DrafterRun run(ops, DType::kBF16);
-  for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
-    const std::vector<float> whole = run.Run(ids_, phase, 1024);
-    for (const int32_t chunk : {1, 7, 30}) EXPECT_EQ(run.Run(ids_, phase, chunk), whole) << chunk;
+  for (const bool sparse : {false, true}) {
+    DrafterRun run(ops, DType::kBF16, sparse ? SparsePair() : BundledPair());
+    for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+      const std::vector<float> whole = run.Run(ids_, phase, 1024);
+      for (const int32_t chunk : {1, 7, 30}) {
+        EXPECT_EQ(run.Run(ids_, phase, chunk), whole) << chunk << (sparse ? " sparse" : "");
+      }
+    }
   }
 }
 

@@ -20,6 +20,7 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/ops/attention_cases.h"
+#include "tests/ops/layers_of_several_paths.h"
 #include "tests/ops/ops_cases.h"
 
 namespace outrider::cuda {
@@ -122,6 +123,10 @@ TEST_F(CudaOpsTest, AttentionInPiecesAndTheReference) {
   }
 }
 
+TEST_F(CudaOpsTest, LayersOfSeveralPathsGiveWhatEachGivesAlone) {
+  CheckLayersOfSeveralPaths(*gpu_, kMla, random_);
+}
+
 TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   constexpr int32_t kRows = 40;
   const OpsRows in = MakeRows(kRows);
@@ -180,12 +185,14 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
   struct Rows {
     std::vector<int32_t> positions = std::vector<int32_t>(kCount);
     std::vector<int32_t> seq_lens = std::vector<int32_t>(kCount);
+    std::vector<int32_t> listed_seq_lens = std::vector<int32_t>(kCount);
     std::vector<int64_t> slots = std::vector<int64_t>(kCount);
     bool operator==(const Rows&) const = default;
   };
   BatchLayout layout(kBlock);
-  AttentionPlan plan(AttentionBackend::kRagged, 1);
-  const auto assign = [&](StepInputs& inputs, const std::vector<RequestWork>& work, bool moved) {
+  const auto assign = [&](StepInputs& inputs, RowPaths paths, const std::vector<RequestWork>& work,
+                          bool moved) {
+    AttentionPlan plan(AttentionBackend::kRagged, 1, paths);
     layout.Assign(work);
     plan.Assign(layout);
     inputs.Assign(layout, plan, RowCount::kRounded,
@@ -193,14 +200,23 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
     Rows rows;
     const CacheInputs& of_cache = Cast(inputs).Of(cache);
     Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));
-    Copy(rows.seq_lens.data(), of_cache.decode.seq_lens, kCount * sizeof(int32_t));
+    const auto read = [&](const DecodeRequests& requests, RowPath path, int32_t* seq_lens) {
+      EXPECT_EQ(requests.count > 0, paths.Has(path));
+      if (requests.count > 0) Copy(seq_lens, requests.seq_lens, kCount * sizeof(int32_t));
+    };
+    read(of_cache.decode, RowPath::kAbsorbed, rows.seq_lens.data());
+    read(of_cache.all, RowPath::kListed, rows.listed_seq_lens.data());
     Copy(rows.slots.data(), of_cache.slots, kCount * sizeof(int64_t));
     return rows;
   };
   const auto inputs = ops_->MakeStepInputs();
-  const Rows want = assign(*ops_->MakeStepInputs(), known, false);
-  EXPECT_EQ(assign(*inputs, late, true), want);
-  EXPECT_NE(assign(*inputs, late, false), want);
+  const RowPaths latent = KvCacheForm::kLatent;
+  const RowPaths listed(RowPath::kListed);
+  for (const RowPaths& paths : {latent, latent | listed, listed}) {
+    const Rows want = assign(*ops_->MakeStepInputs(), paths, known, false);
+    EXPECT_EQ(assign(*inputs, paths, late, true), want);
+    EXPECT_NE(assign(*inputs, paths, late, false), want);
+  }
 }
 
 // Few rows go with the launch, more through memory.

@@ -70,7 +70,7 @@ TEST(HopperSupport, DraftersOfBlocksRunWhereTheGpuHasTheirFacet) {
   EXPECT_EQ(runs(), kGpuHas<BlockDraftOps>);
 }
 
-TEST(HopperSupport, LinearAttentionStandsBesideOneOtherKind) {
+TEST(HopperSupport, LayersMayDifferInThePathOfTheirRows) {
   ModelConfig config;
   config.layers = {LinearLayer(), LatentLayer(), LinearLayer(), LatentLayer()};
   const auto runs = [&] { return !Supports(HopperNetworkRules(), AskedNetwork{.config = config}); };
@@ -78,9 +78,26 @@ TEST(HopperSupport, LinearAttentionStandsBesideOneOtherKind) {
   std::get<MlaSpec>(config.layers[3].attention).value = 64;
   EXPECT_TRUE(runs()) << "of another shape";
   std::get<MlaSpec>(config.layers[3].attention).indexer.emplace();
-  EXPECT_FALSE(runs()) << "rows of another path";
+  EXPECT_TRUE(runs()) << "listed";
   config.layers[3].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
-  EXPECT_FALSE(runs());
+  EXPECT_TRUE(runs()) << "per head";
+}
+
+// Its entries hold every head beside grouped queries, which the GPU's latent attention does not
+// read.
+TEST(HopperSupport, Eagle3DraftersStandBesideLatentAttention) {
+  ModelConfig config;
+  config.layers = {LinearLayer(), LatentLayer()};
+  ModelConfig drafter;
+  drafter.layers = {LatentLayer()};
+  const auto runs = [&] {
+    return !Supports(HopperNetworkRules(), AskedNetwork{.config = config, .drafter = &drafter});
+  };
+  EXPECT_TRUE(runs());
+  std::get<MlaSpec>(config.layers[1].attention).indexer.emplace();
+  EXPECT_TRUE(runs());
+  config.layers[1].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
+  EXPECT_EQ(runs(), kGpuHas<PerHeadMlaOps>);
 }
 
 }  // namespace

@@ -43,12 +43,18 @@ std::optional<Asked> UnevenTokensPerPage(const AskedOptions& asked) {
   return Asked(int64_t{groups.front().tokens_per_block});
 }
 
-/// Tokens a page where pages also hold pieces of running states, which may take more than were
-/// asked for.
-std::optional<Asked> TokensPerStatePage(const AskedOptions& asked) {
-  const CacheConfig& config = asked.plan.cache.config;
-  if (config.state.heads == 0 || config.groups.empty()) return std::nullopt;
-  return Asked(int64_t{config.groups.front().tokens_per_block});
+/// Tokens a page that latent attention without an indexer reads. They may be more than were asked
+/// for: pages also hold pieces of running states, or blocks of windows.
+std::optional<Asked> TokensPerLatentPage(const AskedOptions& asked) {
+  const bool reads = std::ranges::any_of(asked.config.layers, [](const LayerSpec& layer) {
+    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
+    return mla != nullptr && !mla->indexer;
+  });
+  if (!reads) return std::nullopt;
+  for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {
+    if (group.kind != CacheGroupKind::kSlidingWindow) return Asked(int64_t{group.tokens_per_block});
+  }
+  return std::nullopt;
 }
 
 /// The fewest index keys of a page.
@@ -98,8 +104,8 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
        "of grouped-query attention"},
       {"tokens a page of a cache group (--block-size)", UnevenTokensPerPage,
        Taken::Numbers({1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
-      {"tokens a page (--block-size)", TokensPerStatePage, Taken::Numbers({16, 32, 64, 256}),
-       "beside linear attention"},
+      {"tokens a page (--block-size)", TokensPerLatentPage, Taken::Numbers({16, 32, 64, 256}),
+       "of latent attention"},
       {"index keys a page (--block-size)", IndexKeysPerPage,
        Taken::Numbers({8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
       {"--max-num-seqs",

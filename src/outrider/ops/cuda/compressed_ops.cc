@@ -40,7 +40,7 @@ const float* AnglesOf(const Rotary& rotary, const Tensor& angles) {
 CompressedWork& CompressedWorkOf(const Context& context, const CompressedKind& kind,
                                  const StepInputs& inputs, const LayerCache& window,
                                  cudaStream_t stream) {
-  const DecodeRequests& requests = Cast(inputs).Of(window).decode;
+  const DecodeRequests& requests = Cast(inputs).Of(window).all;
   OUTRIDER_CHECK(inputs.paths().Has(RowPath::kListed) && requests.first_row == 0);
   CudaArena& arena = ArenaOf(context);
   CompressedWork& work = arena.compressed[kind];
@@ -166,9 +166,9 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
     c.states = reinterpret_cast<float*>(args.tokens.data);
     c.state_block_stride = BlockBytes(args.tokens);
     c.state_block_size = args.tokens.block_size;
-    c.state_blocks = tokens.decode.block_tables;
-    c.state_blocks_stride = tokens.decode.block_table_stride;
-    c.state_blocks_mask = tokens.decode.block_table_mask;
+    c.state_blocks = tokens.all.block_tables;
+    c.state_blocks_stride = tokens.all.block_table_stride;
+    c.state_blocks_mask = tokens.all.block_table_mask;
     c.x = static_cast<const float*>(rows.data);
     c.x_stride = rows.stride;
     c.bias = args.bias;
@@ -194,7 +194,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
                   !args.in_blocks));
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * kCompressedDim &&
                  args.out.cols == args.q.cols && args.out.rows == rows);
-  const DecodeRequests& of_window = Cast(inputs).Of(args.window_rows).decode;
+  const DecodeRequests& of_window = Cast(inputs).Of(args.window_rows).all;
   OUTRIDER_CHECK(of_window.num_rows == rows);
   const Scratch::Frame frame(context.arena);
   const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
@@ -209,7 +209,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
                                .in_blocks = args.in_blocks};
   CompressedWork& work = CompressedWorkOf(context, kind, inputs, args.window_rows, stream_);
   const int visible =
-      args.ratio > 0 ? Cast(inputs).Of(args.entries).decode.max_seq_len / args.ratio : 0;
+      args.ratio > 0 ? Cast(inputs).Of(args.entries).all.max_seq_len / args.ratio : 0;
   // Blocks are rows of the call.
   const int in_window = args.window + (args.in_blocks ? rows : 0);
   const int most = in_window + (top_k > 0 ? std::min(top_k, visible) : visible);
@@ -226,7 +226,7 @@ void CudaOps::CompressedAttention(const Context& context, const StepInputs& inpu
   params.rows = work.plan.rows;
   params.window = PagesOf(args.window_rows, of_window);
   if (args.ratio > 0) {
-    params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+    params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).all);
   }
   if (args.selected != nullptr) {
     params.lists = args.selected->entries;

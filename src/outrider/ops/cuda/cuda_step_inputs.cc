@@ -8,7 +8,6 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/prompt/prompt_attention.h"
-#include "outrider/kernels/cuda/rows/move_rows.h"
 #include "outrider/ops/own_part.h"
 #include "outrider/ops/prompt_groups.h"
 
@@ -84,8 +83,7 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
   const bool divides = plan.cache_place().ranks > 1;
   rounded_ = count == RowCount::kRounded && !divides && layout.num_rows() > 0 &&
              layout.num_rows() <= kMostRoundedRows &&
-             std::ranges::all_of(layout.requests(), IsGenerated) &&
-             NumRows(Decodes()) == layout.num_rows() && states_.IsPlain();
+             std::ranges::all_of(layout.requests(), IsGenerated) && states_.IsPlain();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.tokens());
   moved_places_.assign(places.begin(), places.end());
@@ -93,8 +91,8 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
   for (size_t r = 0; r < places.size(); ++r) {
     // Its number is that of its request, too.
     OUTRIDER_CHECK(places[r] < 0 ||
-                   (r < Decodes().size() && std::cmp_equal(Decodes()[r].first_row, r) &&
-                    Decodes()[r].query_length == 1));
+                   (r < Generated().size() && std::cmp_equal(Generated()[r].first_row, r) &&
+                    Generated()[r].query_length == 1));
   }
   Copy();
   if (!divides) return;
@@ -105,15 +103,9 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
   part_->Assign(layout);
 }
 
-std::span<const RequestRows> CudaStepInputs::Decodes() const {
-  if (!HasOnePath()) return plan_->decode_runs();
-  const std::span<const RequestRows> all = plan_->one_path();
-  if (paths().Has(RowPath::kListed)) return all;
+std::span<const RequestRows> CudaStepInputs::Generated() const {
+  const std::span<const RequestRows> all = layout_->requests();
   return all.first(static_cast<size_t>(std::ranges::find_if_not(all, IsGenerated) - all.begin()));
-}
-
-std::span<const RequestRows> CudaStepInputs::PerHeadPrompts() const {
-  return plan_->one_path().subspan(HasOnePath() ? Decodes().size() : 0);
 }
 
 void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources, TokenRefs tokens) {
@@ -148,17 +140,30 @@ void CudaStepInputs::Move(size_t places_at) const {
                            .kept_numbers = kept_.tokens(),
                            .positions = positions_};
   if (groups_.empty()) CheckCuda(MoveRows(params, stream_), "moving rows");
+  const bool has_both = paths().Has(RowPath::kListed) && HasDecodes();
   for (const Group& group : groups_) {
     // Until the last, launches start from where the rows were.
-    params.writes_positions = &group == &groups_.back();
-    params.seq_lens = arrays_.At<int32_t>(group.decode_at.lengths);
+    const bool last = &group == &groups_.back();
     params.slots = arrays_.At<int64_t>(group.slots_at);
-    params.block_tables = group.inputs.decode.block_tables;
-    params.block_table_stride = group.inputs.decode.block_table_stride;
-    params.block_table_mask = group.inputs.decode.block_table_mask;
     params.block_size = group.block_size;
-    CheckCuda(MoveRows(params, stream_), "moving rows");
+    if (paths().Has(RowPath::kListed)) {
+      params.writes_positions = last && !has_both;
+      Move(params, group.all_at, group.inputs.all);
+    }
+    if (HasDecodes()) {
+      params.writes_positions = last;
+      Move(params, group.decode_at, group.inputs.decode);
+    }
   }
+}
+
+void CudaStepInputs::Move(MoveRowsParams& params, const RequestArrays& at,
+                          const DecodeRequests& requests) const {
+  params.seq_lens = arrays_.At<int32_t>(at.lengths);
+  params.block_tables = requests.block_tables;
+  params.block_table_stride = requests.block_table_stride;
+  params.block_table_mask = requests.block_table_mask;
+  CheckCuda(MoveRows(params, stream_), "moving rows");
 }
 
 void CudaStepInputs::AddGroup(size_t index) {
@@ -166,18 +171,32 @@ void CudaStepInputs::AddGroup(size_t index) {
   group.block_size = layout_->groups()[index].tokens_per_block;
   group.slots_at = arrays_.Add(layout_->slot_mapping(static_cast<int32_t>(index)),
                                static_cast<size_t>(num_rows()), int64_t{-1});
-  group.decode_at = AddRequests(index, Decodes(), rounded_, group.inputs.decode);
-  group.per_head_prompts_at =
-      AddRequests(index, PerHeadPrompts(), false, group.inputs.per_head_prompts);
+  const bool last = index + 1 == groups_.size();
+  const std::span<const RequestRows> all = layout_->requests();
+  const bool per_head = paths().Has(RowPath::kPerHead);
+  group.inputs.all = group.inputs.decode = group.inputs.per_head_prompts = {};
+  if (paths().Has(RowPath::kListed)) {
+    group.all_at =
+        AddRequests(index, all, RingColumns(index, all), last && !HasDecodes(), group.inputs.all);
+  }
+  if (HasDecodes()) {
+    group.decode_at = AddRequests(index, Generated(), 0, last, group.inputs.decode);
+  }
+  if (per_head && !rounded_) {
+    group.per_head_prompts_at =
+        AddRequests(index, all.subspan(Generated().size()), 0, last, group.inputs.per_head_prompts);
+  }
   group.inputs.prompts.clear();
   group.prompts_at.clear();
   for (std::span<const RequestRows> prompts = plan_->prompts(); !prompts.empty();) {
     prompts = prompts.subspan(AddPrompts(index, prompts));
   }
   OUTRIDER_CHECK(plan_->left_over().empty());
+  OUTRIDER_CHECK(!paths().ByRole() || plan_->num_decode_rows() == NumRows(Generated()));
 }
 
 void CudaStepInputs::Place(const RequestArrays& at, DecodeRequests& requests) const {
+  if (requests.count == 0) return;
   requests.query_start_loc = arrays_.At<int32_t>(at.query_starts);
   requests.seq_lens = arrays_.At<int32_t>(at.lengths);
   requests.block_tables = arrays_.At<int32_t>(at.tables);
@@ -186,6 +205,7 @@ void CudaStepInputs::Place(const RequestArrays& at, DecodeRequests& requests) co
 void CudaStepInputs::Place(Group& group) const {
   CacheInputs& inputs = group.inputs;
   inputs.slots = arrays_.At<int64_t>(group.slots_at);
+  Place(group.all_at, inputs.all);
   Place(group.decode_at, inputs.decode);
   Place(group.per_head_prompts_at, inputs.per_head_prompts);
   for (size_t i = 0; i < group.prompts_at.size(); ++i) {
@@ -232,21 +252,20 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
 
 int32_t CudaStepInputs::RingColumns(size_t index, std::span<const RequestRows> requests) const {
   const CacheGroupSpec& spec = layout_->groups()[index];
-  if (!paths().Has(RowPath::kListed) || spec.kind != CacheGroupKind::kSlidingWindow) {
-    return 0;
-  }
+  if (spec.kind != CacheGroupKind::kSlidingWindow) return 0;
   int32_t longest = 0;
   for (const RequestRows& request : requests) longest = std::max(longest, request.query_length);
   // Either end may cut a block.
   return PowerOfTwoColumns((spec.window + longest + kMostBack) / groups_[index].block_size + 2);
 }
 
-// A rounded step counts as many requests as rows; those that there are not have no rows. The tables
-// of the last group come last and are copied as far as there are requests; those of others have
-// room for all, so that what comes behind them stays in its place.
+// A rounded step counts as many requests as rows; those that there are not have no rows. The last
+// tables of the last group come last and are copied as far as there are requests; others have room
+// for all, so that what comes behind them stays in its place.
 CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
                                                           std::span<const RequestRows> requests,
-                                                          bool rounded, DecodeRequests& made) {
+                                                          int32_t ring, bool last,
+                                                          DecodeRequests& made) {
   const Group& group = groups_[index];
   made = {};
   made.num_rows = NumRows(requests);
@@ -260,14 +279,13 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
         std::max(made.block_table_stride, BlocksOf(request, group.block_size));
     made.max_seq_len = std::max(made.max_seq_len, KeysOf(request));
   }
-  made.count = rounded ? num_rows() : static_cast<int>(lengths_.size());
+  made.count = rounded_ ? num_rows() : static_cast<int>(lengths_.size());
   const int32_t true_rows = made.num_rows;
-  const int32_t ring = RingColumns(index, requests);
-  if (rounded) made.num_rows = num_rows();
+  if (rounded_) made.num_rows = num_rows();
   if (ring > 0) {
     made.block_table_stride = ring;
     made.block_table_mask = ring - 1;
-  } else if (rounded) {
+  } else if (rounded_) {
     made.block_table_stride = PowerOfTwoColumns(made.block_table_stride);
     made.max_seq_len = made.block_table_stride * group.block_size;
   }
@@ -278,7 +296,7 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
               tables_.data() + i * stride);
   }
   const auto count = static_cast<size_t>(made.count);
-  if (rounded && index + 1 < groups_.size()) tables_.resize(count * stride, 0);
+  if (rounded_ && !last) tables_.resize(count * stride, 0);
   return {.query_starts = arrays_.Add(std::span<const int32_t>(starts_), count + 1, true_rows),
           .lengths = arrays_.Add(std::span<const int32_t>(lengths_), count),
           .tables = arrays_.Add(tables_)};
@@ -291,7 +309,7 @@ void CudaStepInputs::AddTo(RunKey& key) const {
   key.Add(static_cast<int64_t>(groups_.size()));
   for (const Group& group : groups_) {
     key.Add(group.inputs.slots);
-    key.Add(group.inputs.decode.block_table_stride);
+    key.Add(group.inputs.all.block_table_stride).Add(group.inputs.decode.block_table_stride);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "outrider/kernels/cuda/rows/move_rows.h"
 #include "outrider/kv/layer_cache.h"
 #include "outrider/ops/cuda/staged_arrays.h"
 #include "outrider/ops/cuda/state_inputs.h"
@@ -36,7 +37,7 @@ struct DecodeRequests {
   const int32_t* seq_lens = nullptr;         // [count]
   const int32_t* block_tables = nullptr;     // [count, block_table_stride]
   int block_table_stride = 0;
-  // Block b stands in column b & block_table_mask. On the listed path tables of windows are rings
+  // Block b stands in column b & block_table_mask. CacheInputs::all: tables of windows are rings
   // with room for the blocks that rows read or write, however long their requests are.
   int block_table_mask = -1;
 };
@@ -59,10 +60,12 @@ struct PromptGroup {
 /// What the layers of a cache group read. Blocks are numbered as the pool's pages: layers whose
 /// entries differ in width share them, as kernels are told how far a layer's blocks are apart.
 struct CacheInputs {
-  const int64_t* slots = nullptr;   // [rows] on the device; negative: the row writes nothing
-  DecodeRequests decode;            // generated rows; on the listed path all rows
-  DecodeRequests per_head_prompts;  // over per-head entries: the other rows
-  std::vector<PromptGroup> prompts;
+  const int64_t* slots = nullptr;  // [rows] on the device; negative: the row writes nothing
+  // By path; without requests where no layer takes it.
+  DecodeRequests all;                // listed: all rows
+  DecodeRequests decode;             // absorbed, per head: generated rows
+  DecodeRequests per_head_prompts;   // per head: the other rows
+  std::vector<PromptGroup> prompts;  // expanded
 };
 
 /// How many rows a step of `rows` has with RowCount::kRounded: at most an eighth more.
@@ -110,6 +113,7 @@ class CudaStepInputs : public StepInputs {
     int32_t block_size = 0;  // tokens: blocks of layers with fewer entries have as many
     CacheInputs inputs;
     size_t slots_at = 0;
+    RequestArrays all_at = {};
     RequestArrays decode_at = {};
     RequestArrays per_head_prompts_at = {};
     std::vector<RequestArrays> prompts_at;
@@ -117,23 +121,26 @@ class CudaStepInputs : public StepInputs {
   /// Copies the rows, and what is read of them in every group.
   void Copy();
   void AddGroup(size_t index);
-  /// Adds what is read of these requests of a group.
-  RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, bool rounded,
-                            DecodeRequests& made);
+  /// Adds what is read of these requests of a group. ring: columns of their tables if they are
+  /// rings; 0: they are not. last: no array whose place matters comes behind.
+  RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, int32_t ring,
+                            bool last, DecodeRequests& made);
   /// Columns of a ring for the blocks that a request's rows read or write; 0: the group's tables
   /// have all blocks.
   int32_t RingColumns(size_t index, std::span<const RequestRows> requests) const;
   void Place(const RequestArrays& at, DecodeRequests& requests) const;
-  /// Requests of CacheInputs::decode, and of per_head_prompts.
-  std::span<const RequestRows> Decodes() const;
-  std::span<const RequestRows> PerHeadPrompts() const;
-  bool HasOnePath() const { return !paths().ByRole(); }
+  /// Whether layers read CacheInputs::decode.
+  bool HasDecodes() const { return paths().ByRole() || paths().Has(RowPath::kPerHead); }
+  /// Requests whose rows are generated; they come first.
+  std::span<const RequestRows> Generated() const;
   /// Adds a group of the first of `prompts`, and returns how many they are.
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts);
   /// Where the arrays of a group are on the device.
   void Place(Group& group) const;
   /// Moves rows on the device, whose places are at `places_at`.
   void Move(size_t places_at) const;
+  /// The same of what is read of requests of a group.
+  void Move(MoveRowsParams& params, const RequestArrays& at, const DecodeRequests& requests) const;
 
   cudaStream_t stream_;
   const StepResults& kept_;

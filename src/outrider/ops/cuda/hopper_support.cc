@@ -78,17 +78,6 @@ const IndexerSpec* IndexerOf(const LayerSpec& layer) {
   return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
 }
 
-/// Whether layers differ in the paths of their rows. They may differ in shape, and linear
-/// attention, which reads no cache entries, may stand between them.
-bool MixesAttention(const AskedNetwork& network) {
-  const LayerSpec& first = network.config.first_cached_layer();
-  return FirstOfLayers(network, [&](const LayerSpec& layer) {
-    const bool differs = layer.attention.index() != first.attention.index() ||
-                         (IndexerOf(layer) == nullptr) != (IndexerOf(first) == nullptr);
-    return !IsLinear(layer) && differs;
-  });
-}
-
 /// A rule about one number of layers that have an indexer.
 template <int64_t IndexerSpec::* kNumber>
 std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
@@ -231,13 +220,12 @@ namespace {
 
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
   return {
-      {"an EAGLE-3 drafter for a network with an indexer",
+      {"an EAGLE-3 drafter for a network without latent attention (MLA)",
        [](const AskedNetwork& n) {
-         return If(n.drafter != nullptr && IndexerOf(n.config.layer(0)) != nullptr);
+         const LayerSpec& layer = n.config.first_cached_layer();
+         return If(n.drafter != nullptr && AttentionOf<MlaSpec>(layer) == nullptr);
        },
        Taken::No()},
-      {"attention of more than one kind in one network, beside linear attention",
-       [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
       {"a drafter of blocks (DSpark)",
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
        Taken::Yes()},

@@ -37,7 +37,7 @@ int ScoreRows(int64_t bytes, int64_t scores_stride) {
 /// Made once for all layers of a step.
 const SparsePlan& PlanSparse(const Context& context, const SelectEntriesArgs& args,
                              const CudaStepInputs& inputs, int score_rows, cudaStream_t stream) {
-  const DecodeRequests& requests = inputs.Of(args.keys).decode;
+  const DecodeRequests& requests = inputs.Of(args.keys).all;
   SparsePlan& plan = ArenaOf(context).sparse[{args.heads, args.ratio, args.top_k}];
   if (requests.num_rows > plan.max_rows) {
     plan.max_rows = PowerOfTwo(requests.num_rows, 64);
@@ -101,7 +101,7 @@ void CudaOps::WriteIndexKeys(const Context& /*context*/, const StepInputs& input
 
 SelectedEntries CudaOps::SelectEntries(const Context& context, const StepInputs& inputs,
                                        const SelectEntriesArgs& args) const {
-  const DecodeRequests& requests = Cast(inputs).Of(args.keys).decode;
+  const DecodeRequests& requests = Cast(inputs).Of(args.keys).all;
   const int rows = Int(args.q.rows);
   OUTRIDER_CHECK(inputs.paths().Has(RowPath::kListed) && requests.first_row == 0 &&
                  requests.num_rows == rows);
@@ -193,7 +193,7 @@ void CudaOps::SelectedAttention(const Context& context, const StepInputs& inputs
   params.q = q.data;
   params.lists = args.selected->entries;
   params.lists_stride = args.selected->stride;
-  params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).decode);
+  params.entries = PagesOf(args.entries, Cast(inputs).Of(args.entries).all);
   params.entry_type = codes ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
   params.softmax_scale = args.softmax_scale;
   params.output = results.rows().data;
