@@ -2,10 +2,11 @@
 """Tests and times a model on several GPUs of one host beside one, in less than nine minutes.
 
 Runs these parts, each with a time limit of its own, and prints what each came to:
-  tests     ranks with a GPU each, and what they exchange, on 2, 4 and 8 GPUs, as far as there are
-  fuzz      random requests on the ranks against each of them alone: DeepSeek-V3, V4, V3.2 and Step
-            models, with stalls on each GPU, and with a cache for each rank
-  exchange  microseconds of an exchange among 2, 4 and 8 ranks, over the GPUs' own memory and over NCCL
+  tests     ranks with a GPU each, and what they exchange
+  fuzz      random requests on the ranks against each of them alone: DeepSeek-V3, V4, V3.2, Step and
+            hybrid models, with stalls on each GPU, and with a cache for each rank
+  exchange  microseconds of an exchange among 2, 4 and 8 ranks, over the GPUs' own memory and over NCCL,
+            and what exchanges add to the products beside them
   times     GLM-4.7-Flash with random weights on 1, 2, 4 and 8 GPUs: a decode step of 1, 8, 32 and 128
             requests without drafts and with three, and prompts of 8 x 2048. Its 20 heads are divided
             among 2 and 4; on 8 GPUs requests are (--data-parallel-attention)
@@ -40,9 +41,10 @@ from gpu_goals import BATCHES, BUNDLED, NO_DRAFTS, ROOT, THREE_TOKENS_A_STEP
 from serve_process import Client, Server, ServerError
 
 # Seconds of each part, 530 together.
-PARTS = {"tests": 90, "fuzz": 110, "exchange": 15, "times": 185, "large": 105, "killed": 25}
+PARTS = {"tests": 110, "fuzz": 75, "exchange": 30, "times": 185, "large": 105, "killed": 25}
 FUZZ = (("DeepSeek-V3", 3, ()), ("DeepSeek-V4", 1, ("--v4", "1")),
         ("DeepSeek-V3.2 and GLM-5", 1, ("--sparse", "1")), ("Step-3.5", 1, ("--step", "1")),
+        ("Kimi-Linear and Ling-3.0", 1, ("--hybrid", "1")),
         ("a cache for each rank", 1, ("--divided", "1")))  # models, shares of the time, arguments
 FUZZ_START_SECONDS = 5  # of a run, beside its requests
 # Of a step, of prompts: two GPUs beside one.
@@ -132,8 +134,8 @@ class Run:
 
 def run_tests(run):
     if run.on_gpus:
-        programs = [("tests/ops/cuda/peer_communicator_test", "Gpus/*"),
-                    ("tests/engine/cuda/gpu_ranks_test", "Gpus/*")]
+        programs = [("tests/ops/cuda/peer_communicator_test", f"Gpus/*/{run.ranks}"),
+                    ("tests/engine/cuda/gpu_ranks_test", f"Gpus/*/{run.ranks}")]
     else:
         programs = [("tests/parallel/parallel_test", "*"), ("tests/engine/engine_test", "*UpToEight")]
     for name, tests in programs:
@@ -166,8 +168,6 @@ def run_exchange(run):
     if not run.on_gpus:
         return print("(needs GPUs)", flush=True)
     for ranks in run.numbers():
-        print(run.program(run.build / "bench/rank_overlap_bench", "--ranks", ranks), flush=True)
-    for ranks in run.numbers():
         for carrier in ((), ("--nccl",)):
             try:
                 print(run.program(run.build / "bench/rank_exchange_bench", "--ranks", ranks, *carrier),
@@ -176,6 +176,8 @@ def run_exchange(run):
                 if not carrier:
                     raise
                 print(failure, flush=True)  # NCCL is needed only where GPUs do not reach each other
+    for ranks in run.numbers():
+        print(run.program(run.build / "bench/rank_overlap_bench", "--ranks", ranks), flush=True)
 
 
 def divides_heads(ranks):
