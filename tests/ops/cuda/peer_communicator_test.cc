@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <functional>
+#include <new>
 #include <optional>
 #include <random>
 #include <thread>
@@ -377,6 +378,84 @@ TEST_F(PeerCommunicatorTest, AGpuThatDoesNotComeIsNamed) {
 }
 
 TEST_P(PeersOnGpusTest, AGpuThatDoesNotComeIsNamed) { OnGpus(0.5, LeaveTheLastOut); }
+
+/// Two ranks whose blocks have not posted for longer than 32 bits count. The second one comes late.
+TEST_F(PeerCommunicatorTest, PostsAreWaitedForAfterManyCalls) {
+  constexpr int64_t kRows = 64, kWidth = 4096;
+  constexpr int64_t kPostBytes = kRows * kWidth;
+  constexpr uint64_t kCalls = (uint64_t{1} << 32) - 3;
+  const CudaOps first(0, 2, 2);
+  const CudaOps second(0, 2, 2);
+  const std::array<const CudaOps*, 2> ops = {&first, &second};
+  PinnedMemory state(sizeof(ExchangeState));
+  std::array<DeviceMemory, 2> counters;
+  std::array<DeviceMemory, 2> posts;
+  std::array<DeviceMemory, 2> rows;  // [kRows, 2 * kWidth]: this rank's columns are at their place
+  ExchangeParams params;
+  params.ranks = 2;
+  params.state = new (state.data()) ExchangeState();
+  params.patience_ns = 10'000'000'000;
+  params.bytes = kPostBytes;
+  params.shares_gpu = true;
+  params.post_bytes = kPostBytes;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    counters[rank] = DeviceMemory(sizeof(ExchangeCounters), "counters");
+    posts[rank] = DeviceMemory(2 * kPostBytes, "posts");
+    rows[rank] = DeviceMemory(2 * kPostBytes, "rows");
+    CheckCuda(cudaMemset(posts[rank].data(), 0, posts[rank].bytes()), "posts");
+    CheckCuda(cudaMemset(counters[rank].data(), 0, counters[rank].bytes()), "counters");
+    CheckCuda(cudaMemcpy(&counters[rank].As<ExchangeCounters>()->calls, &kCalls, sizeof(kCalls),
+                         cudaMemcpyHostToDevice),
+              "counters");
+    params.counters[rank] = counters[rank].As<ExchangeCounters>();
+    params.posts[rank] = posts[rank].As<std::byte>();
+  }
+  CheckCuda(cudaDeviceSynchronize(), "counters");
+  const auto column = [&](size_t rank, size_t of) {
+    return rows[rank].As<std::byte>() + static_cast<int64_t>(of) * kWidth;
+  };
+  for (int call = 1; call <= 6; ++call) {
+    for (size_t rank = 0; rank < 2; ++rank) {
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const size_t other = 1 - rank;
+      const ColumnCopy store = {.from = column(rank, rank),
+                                .to = posts[rank].As<std::byte>(),
+                                .from_stride = 2 * kWidth,
+                                .to_stride = kWidth,
+                                .width = kWidth,
+                                .rows = kRows};
+      const ColumnCopy load = {.from = posts[other].As<std::byte>(),
+                               .to = column(rank, other),
+                               .from_stride = kWidth,
+                               .to_stride = 2 * kWidth,
+                               .width = kWidth,
+                               .rows = kRows};
+      params.rank = static_cast<int>(rank);
+      params.stores = std::span(&store, 1);
+      params.loads = std::span(&load, 1);
+      CheckCuda(
+          cudaMemset2DAsync(column(rank, rank), 2 * kWidth, 10 * call + static_cast<int>(rank),
+                            kWidth, kRows, ops[rank]->stream()),
+          "rows");
+      CheckCuda(ExchangeRows(params, ops[rank]->stream()), "exchange");
+    }
+    first.Synchronize();
+    second.Synchronize();
+    for (size_t rank = 0; rank < 2; ++rank) {
+      std::vector<uint8_t> got(rows[rank].bytes());
+      CheckCuda(cudaMemcpy(got.data(), rows[rank].data(), got.size(), cudaMemcpyDeviceToHost),
+                "rows");
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_EQ(got[i], 10 * call + static_cast<int>(i / kWidth % 2))
+            << "call " << call << ", rank " << rank << ", byte " << i;
+      }
+    }
+  }
+  uint64_t calls = 0;
+  CheckCuda(cudaMemcpy(&calls, &params.counters[1]->calls, sizeof(calls), cudaMemcpyDeviceToHost),
+            "counters");
+  EXPECT_EQ(calls, kCalls + 6);
+}
 
 void GatherWithLateRanks(const Context& context, const CudaOps& ops) {
   for (int call = 0; call < 8; ++call) {

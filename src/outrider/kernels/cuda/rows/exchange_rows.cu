@@ -160,14 +160,14 @@ __device__ __forceinline__ int PeerOf(const Exchange& e) {
 }
 
 /// The number of the call that runs.
-__device__ __forceinline__ uint32_t BeginCall(const Exchange& e) {
+__device__ __forceinline__ uint64_t BeginCall(const Exchange& e) {
   WaitForPriorGrid();
   // On a GPU of its own what follows may take its place, and ask for its weights.
   if (!e.shares_gpu) LaunchDependents();
-  return *static_cast<volatile uint32_t*>(&e.counters[e.rank]->calls) + 1;
+  return *static_cast<volatile uint64_t*>(&e.counters[e.rank]->calls) + 1;
 }
 /// All threads of all blocks.
-__device__ __forceinline__ void EndCall(const Exchange& e, uint32_t call) {
+__device__ __forceinline__ void EndCall(const Exchange& e, uint64_t call) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   ExchangeCounters& own = *e.counters[e.rank];
@@ -176,14 +176,14 @@ __device__ __forceinline__ void EndCall(const Exchange& e, uint32_t call) {
   own.calls = call;
 }
 
-__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+__device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* at) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
 
 __global__ void __launch_bounds__(kPostThreads) PostRowsKernel(const __grid_constant__ Exchange e) {
-  const uint32_t call = BeginCall(e);
+  const uint64_t call = BeginCall(e);
   const int thread = static_cast<int>(threadIdx.x);
   const int peer = PeerOf(e);
   // The others have read what call n - 2 left here before they told of call n - 1, which this rank
@@ -195,15 +195,15 @@ __global__ void __launch_bounds__(kPostThreads) PostRowsKernel(const __grid_cons
     __syncthreads();
     if (thread < e.ranks && thread != e.rank) {
       __threadfence_system();
-      uint32_t* posted = &e.counters[thread]->posted[e.rank][blockIdx.x];
-      asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(posted), "r"(call) : "memory");
+      uint64_t* posted = &e.counters[thread]->posted[e.rank][blockIdx.x];
+      asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(posted), "l"(call) : "memory");
     }
     for (int i = 0; i < e.num_own; ++i) CopyShare(e.own[i], 0, 0);
   }
   if (thread == 0 && peer != e.rank) {
-    const uint32_t* posted = &e.counters[e.rank]->posted[peer][blockIdx.x];
+    const uint64_t* posted = &e.counters[e.rank]->posted[peer][blockIdx.x];
     Patience patience;
-    while (static_cast<int32_t>(LoadAcquire(posted) - call) < 0 && !patience.Ends(e, peer)) {
+    while (LoadAcquire(posted) < call && !patience.Ends(e, peer)) {
     }
   }
   __syncthreads();
@@ -294,7 +294,8 @@ __device__ __forceinline__ void ReceiveShare(const Exchange& e, const UnitCopy& 
 }
 
 __global__ void __launch_bounds__(kFlagThreads) SendRowsKernel(const __grid_constant__ Exchange e) {
-  const uint32_t call = BeginCall(e);
+  const uint64_t number = BeginCall(e);
+  const auto call = static_cast<uint32_t>(number);  // what flags have room for
   const int peer = PeerOf(e);
   // The others have read what call n - 2 left with them before they sent call n - 1, which this
   // rank has received.
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(kFlagThreads) SendRowsKernel(const __grid_cons
   for (int i = 0; i < e.num_loads; ++i) {
     if (e.loads[i].rank == peer) ReceiveShare(e, e.loads[i], call);
   }
-  EndCall(e, call);
+  EndCall(e, number);
 }
 
 /// `odd`: what else the unit is to divide.

@@ -37,10 +37,13 @@ struct ExchangeState {
 /// One rank's counters, zeroed once. Whatever is launched or replayed, every launch takes the next
 /// numbers from here.
 struct ExchangeCounters {
-  uint32_t calls;         // that have ended on this rank
+  // That have ended on this rank. A server makes 2^32 calls within hours, so more bits: a block's
+  // last post may be as many calls ago.
+  uint64_t calls;
   uint32_t ended_blocks;  // of the call that runs
+  uint32_t unused;
   // The last call whose columns the blocks of the other ranks have posted; they write it.
-  uint32_t posted[kMostExchangeRanks][kMostExchangeBlocks];
+  uint64_t posted[kMostExchangeRanks][kMostExchangeBlocks];
 };
 
 struct ExchangeParams {
