@@ -202,9 +202,15 @@ void Attention(cudaStream_t stream, MlaCacheType type, int heads, int requests, 
                         double{1} * requests * count * entry_bytes) /
                        BytesPerUs();
   const double flops = 2.0 * rows * heads * count * (kMlaKeyDim + kMlaValueDim);
+  // Tiles of 64 heads and 64 places that a multiprocessor works off where all have as many.
+  int multiprocessors = 0;
+  CudaOk(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "device");
+  const int all_tiles = rows * ((heads + 63) / 64) * ((count + 63) / 64);
+  const int tiles = (all_tiles + multiprocessors - 1) / multiprocessors;
   std::printf(
-      "%-48s %9.2f us  %6.1f TFLOP/s; bytes %7.2f us, products %7.2f us: %.2f of the limit\n",
-      name.c_str(), us, flops / us * 1e-6, bytes, flops / kTensorRate,
+      "%-48s %9.2f us, %5.2f a tile, %6.1f TFLOP/s; bytes %7.2f us, products %7.2f us: %.2f of the "
+      "limit\n",
+      name.c_str(), us, us / tiles, flops / us * 1e-6, bytes, flops / kTensorRate,
       std::max(bytes, flops / kTensorRate) / us);
   std::fflush(stdout);
 }
@@ -217,6 +223,7 @@ void Run() {
     for (const MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
       Attention(stream, type, heads, 1, 1, 8192);
       Attention(stream, type, heads, 8, 1, 8192);
+      Attention(stream, type, heads, 128, 1, 1024);
       Attention(stream, type, heads, 128, 1, 8192);
       Attention(stream, type, heads, 32, 4, 8192);
       Attention(stream, type, heads, 1, 2048, 8192);

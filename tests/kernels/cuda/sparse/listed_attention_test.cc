@@ -303,6 +303,23 @@ TEST_F(ListedAttentionCases, KeepsBitsInManyRepetitions) {
   }
 }
 
+TEST_F(ListedAttentionCases, BlocksTakeManyItemsOfOneTile) {
+  // 1,000 rows with lists of up to 64: a block takes 8 items or more, each of them a tile, so that
+  // every slot of items is used again, in another order in every run.
+  std::vector<int> lengths;
+  for (int i = 0; i < 40; ++i) lengths.push_back(30 + 7 * i);
+  ListedWorld world(16, 64, lengths, 33, 67);
+  world.RoundToCodes();
+  const ListedRows all = world.Run(world.AllWindows(33), {});
+  world.ExpectReference(all, false);
+  for (const bool codes : {false, true}) {
+    for (const int rows : {1, 17, 33}) {
+      ListedWorld::ExpectParts(world.Run(world.AllWindows(rows), {.replays = 20, .codes = codes}),
+                               all, "repetition");
+    }
+  }
+}
+
 TEST_F(ListedAttentionCases, SmallForTheSanitizers) {
   ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 43);
   const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1});
