@@ -88,11 +88,12 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
   tokens_.Assign(layout.tokens());
   moved_places_.assign(places.begin(), places.end());
   OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
+  const std::span<const RequestRows> generated = Generated();
   for (size_t r = 0; r < places.size(); ++r) {
     // Its number is that of its request, too.
     OUTRIDER_CHECK(places[r] < 0 ||
-                   (r < Generated().size() && std::cmp_equal(Generated()[r].first_row, r) &&
-                    Generated()[r].query_length == 1));
+                   (r < generated.size() && std::cmp_equal(generated[r].first_row, r) &&
+                    generated[r].query_length == 1));
   }
   Copy();
   if (!divides) return;
@@ -173,18 +174,18 @@ void CudaStepInputs::AddGroup(size_t index) {
                                static_cast<size_t>(num_rows()), int64_t{-1});
   const bool last = index + 1 == groups_.size();
   const std::span<const RequestRows> all = layout_->requests();
-  const bool per_head = paths().Has(RowPath::kPerHead);
+  const std::span<const RequestRows> generated = Generated();
   group.inputs.all = group.inputs.decode = group.inputs.per_head_prompts = {};
   if (paths().Has(RowPath::kListed)) {
     group.all_at =
         AddRequests(index, all, RingColumns(index, all), last && !HasDecodes(), group.inputs.all);
   }
   if (HasDecodes()) {
-    group.decode_at = AddRequests(index, Generated(), 0, last, group.inputs.decode);
+    group.decode_at = AddRequests(index, generated, 0, last, group.inputs.decode);
   }
-  if (per_head && !rounded_) {
+  if (paths().Has(RowPath::kPerHead) && !rounded_) {
     group.per_head_prompts_at =
-        AddRequests(index, all.subspan(Generated().size()), 0, last, group.inputs.per_head_prompts);
+        AddRequests(index, all.subspan(generated.size()), 0, last, group.inputs.per_head_prompts);
   }
   group.inputs.prompts.clear();
   group.prompts_at.clear();
@@ -192,7 +193,7 @@ void CudaStepInputs::AddGroup(size_t index) {
     prompts = prompts.subspan(AddPrompts(index, prompts));
   }
   OUTRIDER_CHECK(plan_->left_over().empty());
-  OUTRIDER_CHECK(!paths().ByRole() || plan_->num_decode_rows() == NumRows(Generated()));
+  OUTRIDER_CHECK(!paths().ByRole() || plan_->num_decode_rows() == NumRows(generated));
 }
 
 void CudaStepInputs::Place(const RequestArrays& at, DecodeRequests& requests) const {

@@ -131,7 +131,7 @@ class CudaStepInputs : public StepInputs {
   void Place(const RequestArrays& at, DecodeRequests& requests) const;
   /// Whether layers read CacheInputs::decode.
   bool HasDecodes() const { return paths().ByRole() || paths().Has(RowPath::kPerHead); }
-  /// Requests whose rows are generated; they come first.
+  /// Requests whose rows are generated; they come first. Looks at all of them.
   std::span<const RequestRows> Generated() const;
   /// Adds a group of the first of `prompts`, and returns how many they are.
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts);
