@@ -89,6 +89,17 @@ PassRows LargestDecode(const KvCache& cache, const SchedulerConfig& scheduler, i
   return {cache.config(), Phase::kDecode, requests};
 }
 
+/// The last row of as many of the longest prompts as are taken together, and of short ones.
+PassRows LargestPromptEnds(const KvCache& cache, const SchedulerConfig& scheduler) {
+  const int32_t longest = scheduler.max_model_len;
+  std::vector<RowsBehind> requests(static_cast<size_t>(scheduler.max_num_seqs), {0, 1});
+  const int32_t long_prompts = std::clamp(kMostGroupKeys / longest, 1, scheduler.max_num_seqs);
+  for (int32_t i = 0; i < long_prompts; ++i) {
+    requests[static_cast<size_t>(i)].context = longest - 1;
+  }
+  return {cache.config(), Phase::kPromptChunk, requests};
+}
+
 KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,
                        const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
   CacheConfig one_page = scheduler.cache;
@@ -140,6 +151,14 @@ void WarmUp(DraftModel& draft, int64_t target_width, int32_t rows, const Schedul
   const auto hidden =
       ops.MakeRows(int64_t{entries->num_rows()} + outputs->num_rows(), draft.width());
   draft.Forward({0, *entries, *outputs, hidden->rows(), hidden->rows()}, cache);
+  if (draft.attention().paths().ByRole()) {
+    // A prompt's last row is an output: keys and values of the whole prompt are made for it.
+    const PassRows ends = LargestPromptEnds(cache, scheduler);
+    const auto none = ops.MakeStepInputs();
+    output_plan.Assign(ends.layout());
+    outputs->Assign(ends.layout(), output_plan, RowCount::kExact);
+    draft.Forward({0, *none, *outputs, hidden->rows(), hidden->rows()}, cache);
+  }
   draft.FitWorkSpace();
 }
 

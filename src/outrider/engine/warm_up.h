@@ -26,7 +26,8 @@ void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts, 
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 
 /// Warms up a draft model that is not one of the network's modules: it reads the target's rows of a
-/// whole step, writes their entries, and gives `rows` output rows of every request.
+/// whole step, writes their entries, and gives `rows` output rows of every request. Where prompt
+/// rows take a path of their own, it then gives the last rows of the longest prompts.
 void WarmUp(DraftModel& draft, int64_t target_width, int32_t rows, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 

@@ -17,6 +17,8 @@
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/test_engine.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_sparse_model.h"
 
 namespace outrider::cuda {
 namespace {
@@ -65,6 +67,37 @@ TEST_F(OutOfMemoryTest, StepsTakeLittleMoreThanTheStartTook) {
   }
   RunUntilIdle(*loaded.engine);
   EXPECT_LE(free - FreeMemory(), size_t{128} << 20);
+}
+
+// A drafter that is not a module has a work space of its own. Keys and values of whole prompts are
+// made for their last rows: 1 GB here.
+TEST_F(OutOfMemoryTest, StepsOfADrafterTakeLittleMoreThanTheStartTook) {
+  constexpr int32_t kRequests = 31;
+  SmallSparseSizes sizes = kGpuV32Sizes;
+  sizes.heads = 128;
+  const SmallSparseModel model(1000, sizes);
+  const SmallEagle3 drafter(model.directory());
+  EngineOptions options = SmallEngineOptions(kRequests);
+  options.model = model.directory().string();
+  options.load_format = LoadFormat::kDummy;
+  options.max_model_len = 500;
+  options.max_num_batched_tokens = 16000;
+  options.kv_cache_memory_bytes = int64_t{128} << 20;
+  options.speculation.method = DraftMethod::kEagle3;
+  options.speculation.model = drafter.directory().string();
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  const size_t free = FreeMemory();
+  std::vector<Generated> results(kRequests);
+  for (int32_t i = 0; i < kRequests; ++i) {
+    GenerationRequest request;
+    request.prompt_token_ids.assign(480, 17 + i);
+    request.sampling.max_tokens = 8;
+    request.sampling.ignore_eos = true;
+    Submit(*loaded.engine, std::move(request), &results[static_cast<size_t>(i)]);
+  }
+  RunUntilIdle(*loaded.engine);
+  EXPECT_GT(loaded.engine->Counters().speculation.num_draft_tokens, 0);
+  EXPECT_LE(free - FreeMemory(), size_t{256} << 20);
 }
 
 TEST_F(OutOfMemoryTest, AStartThatLacksMemoryNamesTheOptionsThatNeedLess) {
