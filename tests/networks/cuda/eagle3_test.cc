@@ -42,12 +42,13 @@ Pair BundledPair(int64_t heads = 0) {
   return pair;
 }
 
-/// A small DeepSeek-V3.2, whose indexer chooses all tokens: which are best is no matter of
-/// nearness.
+/// A small DeepSeek-V3.2 with the bundled model's tokens, whose indexer chooses all of them: which
+/// are best is no matter of nearness.
 Pair SparsePair() {
   SmallSparseSizes sizes = kGpuV32Sizes;
   sizes.top_k = 2048;
-  const SmallSparseModel model(1000, sizes);
+  const auto vocab = static_cast<int32_t>(ReadModelConfig(TinyModelDirectory()).vocab_size);
+  const SmallSparseModel model(vocab, sizes);
   Pair pair{ReadModelConfig(model.directory()),
             ReadModelConfig(SmallEagle3(model.directory()).directory()), nullptr, nullptr};
   pair.target_weights = MakeDummyWeights(pair.target, 5);

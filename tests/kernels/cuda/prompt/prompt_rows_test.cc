@@ -249,6 +249,10 @@ TEST(PromptRowsArguments, AreRefusedWithWhatWouldBeRight) {
   EXPECT_THROW(static_cast<void>(
                    GatherLatentRows({.num_prompts = 1, .num_rows = 1, .page_size = 0}, nullptr)),
                Error);
+  for (const int64_t stride : {16 * 1152 - 16, 16 * 1152 + 8}) {
+    const LatentGatherParams params = {.num_prompts = 1, .page_size = 16, .page_stride = stride};
+    EXPECT_THROW(static_cast<void>(GatherLatentRows(params, nullptr)), Error) << stride;
+  }
   EXPECT_THROW(static_cast<void>(MakePromptOffsets({.num_prompts = 2, .plan_prompts = 1}, nullptr)),
                Error);
   EXPECT_THROW(static_cast<void>(MakePromptKeys({.num_rows = 2, .padded_rows = 1}, nullptr)),
