@@ -17,7 +17,8 @@
 //
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
-// With --eagle3 1 all drafters are EAGLE-3 drafters, half of the rounds with the bundled one.
+// With --eagle3 1 all drafters are EAGLE-3 drafters, half of the rounds with the bundled one; with
+// --sparse 1 too, those of its models that may have one.
 //
 // With --sparse 1 all models are DeepSeek-V3.2s and GLM-5s, whose rows read 12 tokens; in half of
 // the rounds over FP8 caches.

@@ -330,8 +330,11 @@ class Models {
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};
   SmallEagle3 small_sparse_eagle3_{small_sparse_model_.directory()};
   SmallEagle3 small_glm5_eagle3_{small_glm5_model_.directory()};
-  SmallEagle3 gpu_v32_eagle3_{gpu_v32_model_.directory()};
-  SmallEagle3 gpu_glm5_eagle3_{gpu_glm5_model_.directory()};
+  // Of heads as the model, and of a width that GPUs can share.
+  SmallEagle3 gpu_v32_eagle3_{gpu_v32_model_.directory(), /*version31=*/false, heads_,
+                              GpuV32Sizes(arguments_.ranks).gpu_width};
+  SmallEagle3 gpu_glm5_eagle3_{gpu_glm5_model_.directory(), /*version31=*/false, heads_,
+                               GpuGlm5Sizes(arguments_.ranks).gpu_width};
 };
 
 }  // namespace outrider::fuzz

@@ -32,7 +32,8 @@ class RandomOptions {
     if (models_.on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
     if (model.shape == Shape::kSparse || model.shape == Shape::kGlm5) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram, kEagle3, kEagle3};
-      o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
+      const DrafterKind any = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
+      o.drafter = arguments_.eagle3 ? kEagle3 : any;
       // Its entries are not of 8 bits on a processor.
       if (o.drafter == kEagle3 && model.rounded_cache && !models_.on_gpu()) o.drafter = kRepeated;
     }

@@ -15,14 +15,14 @@ class SmallEagle3 {
  public:
   /// The drafter reads the outputs of the target's first and last layers. version31: with the norms
   /// of version 3.1, and with attention of another shape than the target's, of
-  /// `heads` heads.
+  /// `heads` heads. width: of its MLP.
   explicit SmallEagle3(const std::filesystem::path& target, bool version31 = false,
-                       int32_t heads = 2) {
+                       int32_t heads = 2, int32_t width = 32) {
     std::ifstream file(target / "config.json");
     const nlohmann::json model = nlohmann::json::parse(file);
     nlohmann::json config = {{"architectures", {"Eagle3DeepseekV2ForCausalLM"}},
                              {"model_type", "deepseek_v3"},
-                             {"intermediate_size", 32},
+                             {"intermediate_size", width},
                              {"num_hidden_layers", 1},
                              {"hidden_act", "silu"},
                              {"q_lora_rank", 24},
