@@ -96,8 +96,15 @@ TEST(HopperSupport, Eagle3DraftersStandBesideLatentAttention) {
   EXPECT_TRUE(runs());
   std::get<MlaSpec>(config.layers[1].attention).indexer.emplace();
   EXPECT_TRUE(runs());
-  config.layers[1].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
+  config.layers.push_back(LatentLayer());
+  config.layers[2].attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
+  EXPECT_EQ(runs(), kGpuHas<PerHeadMlaOps>) << "beside chosen tokens";
+  config.layers[1] = LatentLayer();
+  EXPECT_TRUE(runs()) << "the network has latent entries, too";
+  config.layers.erase(config.layers.begin() + 1);
   EXPECT_EQ(runs(), kGpuHas<PerHeadMlaOps>);
+  config.layers[1].attention = CompressedSpec();
+  EXPECT_FALSE(runs());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <variant>
 
+#include "outrider/attention/row_path.h"
 #include "outrider/base/error.h"
 
 namespace outrider::cuda {
@@ -218,13 +219,19 @@ std::span<const Rule<ModelConfig>> HopperModelRules() {
 
 namespace {
 
+/// Whether the entries of an EAGLE-3 drafter of the network are latent (Eagle3DraftModel).
+bool HasLatentDrafts(const ModelConfig& config) {
+  const KvCacheForm form = RowPathsOf(config, KvCacheForm::kLatent).latent_form();
+  return form == KvCacheForm::kLatent &&
+         std::ranges::any_of(config.layers, [](const LayerSpec& layer) {
+           return AttentionOf<MlaSpec>(layer) != nullptr;
+         });
+}
+
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
   return {
       {"an EAGLE-3 drafter for a network without latent attention (MLA)",
-       [](const AskedNetwork& n) {
-         const LayerSpec& layer = n.config.first_cached_layer();
-         return If(n.drafter != nullptr && AttentionOf<MlaSpec>(layer) == nullptr);
-       },
+       [](const AskedNetwork& n) { return If(n.drafter != nullptr && !HasLatentDrafts(n.config)); },
        Taken::No()},
       {"a drafter of blocks (DSpark)",
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
