@@ -7,6 +7,7 @@ TOPICS = {
     "paths of layers": "a layer's rows are those that its path runs",
     "passes": "a drafter's entries equal a recomputation",
     "3.1": "the norms of version 3.1",
+    "work space": "the largest passes of a drafter find their memory",
 }
 
 TRAINED = "Models/GoldenGreedyTest.EqualsTheGoldens/tiny_v3_mtp3_eagle3"
@@ -33,6 +34,8 @@ BREAKS = (
     Break("paths of layers", "a network takes the paths of its first layer", "attention/row_path.cc",
           "for (const LayerSpec& layer : config.layers) add(layer);", "add(config.first_cached_layer());",
           "attention_test", "RowPath.OfANetwork*"),
+    Break("work space", "the warm-up leaves the last rows of prompts out", "engine/warm_up.cc",
+          "if (draft.attention().paths().ByRole()) {", "if (false) {", "engine_test", "WarmUp.*"),
     Break("passes", "the first new entry stays as it was drafted", "draft/repeated_drafter.cc",
           "first_rows_.Add({&r, FinalEnd(r.slot, 0), entries_end, r.prompt_length},",
           "first_rows_.Add({&r, std::min(FinalEnd(r.slot, 0) + 1, entries_end), entries_end, "
