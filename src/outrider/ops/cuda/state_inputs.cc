@@ -7,6 +7,9 @@
 
 namespace outrider::cuda {
 
+// A request that generates has few rows, so that its steps may be recorded.
+static_assert(kMostStateDrafts < kKdaFewRows);
+
 void StateInputs::Assign(const BatchLayout& layout) {
   rows_ = layout.requests();
   requests_.clear();
@@ -34,6 +37,7 @@ void StateInputs::Assign(const BatchLayout& layout) {
                    (work.tokens == request.context_length &&
                     std::cmp_equal(work.tables->restored.size(), step_.state_stride)));
     restores_ = restores_ || work.restores;
+    step_.has_many_rows = step_.has_many_rows || request.query_length > kKdaFewRows;
     KdaRequest& made = requests_.emplace_back();
     made = {.first_row = request.first_row,
             .num_rows = request.query_length,

@@ -19,9 +19,9 @@ class StateInputs {
   /// stay as it is until Add.
   void Assign(const BatchLayout& layout);
 
-  /// Whether every request starts from its own state and leaves no checkpoint: then the arrays of
-  /// all steps of as many rows are alike.
-  bool IsPlain() const { return !restores_ && checkpoint_tokens_.empty(); }
+  /// Whether every request has few rows, starts from its own state and leaves no checkpoint: then
+  /// the arrays and launches of all steps of as many rows are alike.
+  bool IsPlain() const { return !step_.has_many_rows && !restores_ && checkpoint_tokens_.empty(); }
 
   /// Adds the arrays. With `rounded` they have room for as many requests as there are rows, those
   /// that were added included.

@@ -108,7 +108,7 @@ cudaError_t KdaRows(const KdaRowsParams& params, cudaStream_t stream) {
   CheckStride("KdaRows: decay_stride", params.decay_stride, width, 1);
   CheckStride("KdaRows: page_bytes", params.memory.page_bytes,
               int64_t{kKdaRowNumbers} * int64_t{sizeof(float)}, 16);
-  if (rows <= kKdaFewRows) return cudaSuccess;
+  if (!params.step.has_many_rows) return cudaSuccess;
   const int together = rows >= kManyRows ? kRowsTogether : 1;
   return LaunchDependent(KdaRowsKernel,
                          dim3(static_cast<unsigned>((rows + together - 1) / together),

@@ -11,9 +11,6 @@
 
 namespace outrider::cuda {
 
-/// KdaRows skips requests of this number of rows or fewer: KdaAttention finishes their rows.
-inline constexpr int kKdaFewRows = 32;
-
 struct KdaRowsParams {
   KdaStep step;
   KdaMemory memory;
@@ -43,8 +40,9 @@ struct KdaRowsParams {
 /// Every head of every row of requests of many rows: convolutions over the rows of its request
 /// (those before the step are kept rows, or the restored state's), silu; queries and keys of length
 /// 1, queries times 128^-1/2; the factors exp(g) of the decays. Has the bits of
-/// CpuOps::DeltaAttention, but for decays without a bound. Throws Error for parameters outside the
-/// ranges above; otherwise returns what the launch returned.
+/// CpuOps::DeltaAttention, but for decays without a bound. Launches nothing where no request has
+/// many rows. Throws Error for parameters outside the ranges above; otherwise returns what the
+/// launch returned.
 cudaError_t KdaRows(const KdaRowsParams& params, cudaStream_t stream);
 
 struct KdaNormGateParams {

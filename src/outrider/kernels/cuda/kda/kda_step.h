@@ -15,6 +15,9 @@ inline constexpr int kKdaConv = 4;   // rows that the convolution reads, its own
 inline constexpr int kKdaStateNumbers = kKdaDim * kKdaDim + (kKdaConv - 1) * 3 * kKdaDim;
 inline constexpr int kKdaRowNumbers = kKeptStateRows * 6 * kKdaDim;
 
+/// KdaRows skips requests of this number of rows or fewer: KdaAttention finishes their rows.
+inline constexpr int kKdaFewRows = 32;
+
 /// One request of a step. Its rows stand at positions from `context` on, the drafts last.
 struct KdaRequest {
   int32_t first_row = 0;
@@ -33,6 +36,7 @@ struct KdaRequest {
 struct KdaStep {
   int num_requests = 0;
   int num_rows = 0;
+  bool has_many_rows = false;               // a request has more than kKdaFewRows
   const KdaRequest* requests = nullptr;     // [num_requests]
   const int32_t* row_requests = nullptr;    // [num_rows]; negative: the row belongs to nobody
   const int32_t* state_pages = nullptr;     // [num_requests, state_stride]
