@@ -4,7 +4,8 @@
 Runs these parts, each with a time limit of its own, and prints what each came to:
   tests     ranks with a GPU each, and what they exchange
   fuzz      random requests on the ranks against each of them alone: DeepSeek-V3, V4, V3.2, Step and
-            hybrid models, with stalls on each GPU, and with a cache for each rank
+            hybrid models, with stalls on each GPU, and with a cache for each rank; none of a model, or
+            fewer than --least-requests in all, are a fault
   exchange  microseconds of an exchange among 2, 4 and 8 ranks, over the GPUs' own memory and over NCCL,
             and what exchanges add to the products beside them
   times     GLM-4.7-Flash with random weights on 1, 2, 4 and 8 GPUs: a decode step of 1, 8, 32 and 128
@@ -47,6 +48,7 @@ FUZZ = (("DeepSeek-V3", 3, ()), ("DeepSeek-V4", 1, ("--v4", "1")),
         ("Kimi-Linear and Ling-3.0", 1, ("--hybrid", "1")),
         ("a cache for each rank", 1, ("--divided", "1")))  # models, shares of the time, arguments
 FUZZ_START_SECONDS = 5  # of a run, beside its requests
+LEAST_REQUESTS = 3000  # in the part's own time
 # Of a step, of prompts: two GPUs beside one.
 STEP_GOALS = {1: 0.95, 8: 0.75, 32: 0.65, 128: 0.62}
 PROMPT_GOAL = 1.6
@@ -84,6 +86,7 @@ class Run:
     def __init__(self, args, directory):
         self.build, self.ranks, self.on_gpus = args.build, args.ranks, args.device == "cuda"
         self.device, self.directory = args.device, pathlib.Path(directory)
+        self.least_requests = args.least_requests
         self.outrider = args.build / "outrider"
         self.deadline = None  # of the part that runs
 
@@ -162,6 +165,8 @@ def run_fuzz(run):
         if requests == 0:
             raise Failed(f"fuzz of {models}: no model that {run.ranks} ranks can share")
     print(f"| all | {total:,} |", flush=True)
+    if total < run.least_requests:
+        raise Failed(f"fuzz: {total:,} requests, fewer than {run.least_requests:,} (--least-requests)")
 
 
 def run_exchange(run):
@@ -331,7 +336,14 @@ def main():
     parser.add_argument("--only", choices=PARTS, action="append", help="run this part only")
     parser.add_argument("--part-seconds", type=float, metavar="S",
                         help="the limit of each part, in place of its own")
+    parser.add_argument("--least-requests", type=int, metavar="N",
+                        help="that `fuzz` compares, all models together: fewer are a fault (default: "
+                             f"{LEAST_REQUESTS} on GPUs with its own time, else 0; two GPUs compared about "
+                             "8,500)")
     args = parser.parse_args()
+    if args.least_requests is None:
+        full = args.device == "cuda" and not args.part_seconds
+        args.least_requests = LEAST_REQUESTS if full else 0
     args.build = args.build.resolve()
     if not os.access(args.build / "outrider", os.X_OK):
         parser.error(f"{args.build / 'outrider'}: no such program; build it or name its folder with "
