@@ -188,6 +188,36 @@ TEST(RunningStateTest, WithoutAStateAnEarlierPlaceIsFound) {
   other.Clear(whole);
 }
 
+// Of states and entries the last place counts that has both: a state stays behind entries that were
+// given up.
+TEST(RunningStateTest, WithoutItsEntriesAStateIsPassedBy) {
+  CacheCoordinator cache(StateConfig(60));
+  const std::vector<BlockKey> keys = KeysOf(100);
+  CacheTables first = Compute(cache, keys, 100);
+  cache.Clear(first);
+  // What was used last is given up last: the state at 48, its entries, the state at 96.
+  for (const int32_t tokens : {96, 48}) {
+    CacheTables reader = cache.MakeTables(1000);
+    ASSERT_EQ(cache.SharePrefix(reader, keys, tokens + 3).tokens, tokens);
+    cache.Clear(reader);
+  }
+  // All pages that hold nothing, the four other states, and the last of the six blocks of entries.
+  CacheTables greedy = cache.MakeTables(1000);
+  const int32_t pages = (60 - 6 - 6) + 4 + 1;
+  ASSERT_TRUE(cache.Reserve(greedy, 0, 16 * (pages - 7), 16 * (pages - 7)));
+  ASSERT_EQ(cache.pool().num_free(), 60 - pages);
+  EXPECT_EQ(cache.FindPrefix(keys, 99), 48);
+  cache.Clear(greedy);
+  // With the entries again the state is found, which nobody made anew.
+  CacheTables second = cache.MakeTables(1000);
+  ASSERT_EQ(cache.SharePrefix(second, keys, 99).tokens, 48);
+  ASSERT_TRUE(cache.Reserve(second, 48, 96, 96));
+  cache.Publish(second, keys, 96);
+  EXPECT_EQ(cache.FindPrefix(keys, 99), 96);
+  cache.Clear(second);
+  EXPECT_EQ(cache.pool().num_free(), 60);
+}
+
 // What a step has not computed is nobody's state.
 TEST(RunningStateTest, ACheckpointIsFoundOnceItsTokensAreFinal) {
   CacheCoordinator cache(StateConfig(60));

@@ -35,6 +35,11 @@ BREAKS = (
           "keys[static_cast<size_t>(tokens / config_.TokensPerKey() - 1)];",
           "keys[static_cast<size_t>(tokens / config_.TokensPerResume() / 2)];",
           "running_state_test", HITS),
+    Break("states", "a state is found behind entries that were given up", "kv/cache_coordinator.cc",
+          "const int32_t shorter = ResumableIn(g, keys, tokens, host);",
+          "const int32_t shorter = HoldsState(keys, tokens, host)"
+          " ? tokens : ResumableIn(g, keys, tokens, host);",
+          "kv_test", "RunningStateTest.WithoutItsEntriesAStateIsPassedBy"),
     Break("ling", "YaRN leaves the softmax scale as it is", "checkpoint/bailing_hybrid_config.cc",
           "mla.softmax_scale *= magnitude * magnitude;", "static_cast<void>(magnitude);",
           "checkpoint_test", "HybridConfigTest.LingsYarn"),
