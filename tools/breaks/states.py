@@ -40,6 +40,9 @@ BREAKS = (
           "const int32_t shorter = HoldsState(keys, tokens, host)"
           " ? tokens : ResumableIn(g, keys, tokens, host);",
           "kv_test", "RunningStateTest.WithoutItsEntriesAStateIsPassedBy"),
+    Break("states", "an input is overwritten by what is made of it", "ops/cpu/delta_ops.cc",
+          "const float write = Sigmoid(args_.write.floats().row(row)[head_]);",
+          "float& write = args_.write.floats().row(row)[head_]; write = Sigmoid(write);", "ops_test", ROWS),
     Break("ling", "YaRN leaves the softmax scale as it is", "checkpoint/bailing_hybrid_config.cc",
           "mla.softmax_scale *= magnitude * magnitude;", "static_cast<void>(magnitude);",
           "checkpoint_test", "HybridConfigTest.LingsYarn"),
