@@ -1,4 +1,4 @@
-// The bundled model with its routed experts rounded to INT4, as Kimi-K2.5 publishes its own: groups
+// A bundled model with its routed experts rounded to INT4, as Kimi-K2.5 publishes its own: groups
 // of 32 columns, bf16 scales; all else is bfloat16. For devices that keep such codes.
 #pragma once
 
@@ -21,8 +21,7 @@ namespace outrider {
 
 class Int4TinyModel {
  public:
-  Int4TinyModel() {
-    const std::filesystem::path from = TinyModelDirectory();
+  explicit Int4TinyModel(const std::filesystem::path& from = TinyModelDirectory()) {
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
       std::filesystem::copy_file(from / name, directory() / name);
     }

@@ -47,6 +47,9 @@ inline std::filesystem::path TinyEagle3Directory() {
   return SourceDirectory() / "models" / "tiny-v3-eagle3";
 }
 
+/// A Ling-3.0 with one MTP module, in blocks of FP8.
+inline std::filesystem::path TinyLingDirectory() { return SourceDirectory() / "models/tiny-ling"; }
+
 inline std::filesystem::path GoldenDirectory() { return SourceDirectory() / "tests/golden"; }
 
 /// DeepSeek-V4 with a DSpark drafter, and the same target with its MTP module.
