@@ -34,6 +34,20 @@ TEST(ShareTest, BlocksAreWhole) {
   EXPECT_EQ(ShareOf(Cut::kRows, 8, {1, 4}), (Share{2, 2}));
 }
 
+TEST(ShareTest, FewerRanksHavePartsThatFit) {
+  const auto whole_blocks = [](const Share& share) {
+    return share.first % kCutBlock == 0 || share.first % kCutBlock + share.count <= kCutBlock;
+  };
+  // Five blocks of 128 over 8 ranks are cut into parts of 80; over 5 to 2 ranks into blocks.
+  EXPECT_FALSE(whole_blocks(ShareOf(Cut::kInner, 640, {1, 8})));
+  EXPECT_EQ(FewerRanks(Cut::kInner, 640, 8, whole_blocks), 5);
+  EXPECT_EQ(FewerRanks(Cut::kInner, 640, 5, whole_blocks), 4);
+  // Heads are equal parts: 6 over 4 ranks are not, over 3 they are.
+  const auto any = [](const Share&) { return true; };
+  EXPECT_EQ(FewerRanks(Cut::kHeads, 6, 5, any), 3);
+  EXPECT_EQ(FewerRanks(Cut::kRows, 640, 8, [](const Share& s) { return s.count == 640; }), 1);
+}
+
 TEST(ShareTest, HeadsAreEqualPartsAndNoneIsAll) {
   EXPECT_EQ(ShareOf(Cut::kHeads, 20 * 192, {3, 4}), (Share{15 * 192, 5 * 192}));
   EXPECT_EQ(ShareOf(Cut::kNone, 7, {3, 4}), (Share{0, 7}));

@@ -58,4 +58,20 @@ inline Share ShareOf(Cut cut, int64_t size, const RankPlace& place) {
   return {begin(place.rank), begin(place.rank + 1) - begin(place.rank)};
 }
 
+/// The largest number of ranks below `ranks` whose parts of `size` numbers all fit, as fits(share)
+/// says; 1, which has all of them, where there is no larger one.
+template <typename Fits>
+int32_t FewerRanks(Cut cut, int64_t size, int32_t ranks, Fits fits) {
+  const auto can_share = [&](int32_t fewer) {
+    if (cut == Cut::kHeads && size % fewer != 0) return false;
+    for (int32_t rank = 0; rank < fewer; ++rank) {
+      if (!fits(ShareOf(cut, size, {rank, fewer}))) return false;
+    }
+    return true;
+  };
+  int32_t fewer = ranks - 1;
+  while (fewer > 1 && !can_share(fewer)) --fewer;
+  return fewer;
+}
+
 }  // namespace outrider

@@ -277,19 +277,11 @@ void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, C
            (piece.open.size() == 1 || share.count % kPanelRows == 0);
   };
   if (fits(OwnShare(cut, whole_rows))) return;
-  int32_t can = form_.place.ranks - 1;
-  const auto can_share = [&] {
-    for (int32_t rank = 0; rank < can; ++rank) {
-      const bool even = cut != Cut::kHeads || whole_rows % can == 0;
-      if (!even || !fits(ShareOf(cut, whole_rows, {rank, can}))) return false;
-    }
-    return true;
-  };
-  while (can > 1 && !can_share()) --can;  // one rank cuts nothing
   throw InvalidArgument(
       "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows; {} "
       "can share it",
-      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows, can);
+      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows,
+      FewerRanks(cut, whole_rows, form_.place.ranks, fits));
 }
 
 void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& whole) {

@@ -169,9 +169,9 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
   }
   Declare(
       std::move(tensors),
-      [this, wholes, parts, own_rows, cols](WeightSizes& sizes) {
+      [this, wholes, cut, own_rows, cols](WeightSizes& sizes) {
         const WeightFormat format = FormatOf(source_, wholes);
-        if (form_.place.ranks > 1) CheckCut(source_, parts, format);
+        CheckCut(source_, wholes, cut.rows, form_.place, format);
         AddMatrixSize(format, own_rows, cols, 1, sizes);
       },
       [this, packed, wholes, parts, whole_rows = count * rows, cols](TensorUpload& upload) {
@@ -184,6 +184,7 @@ void CudaWeightLoader::SideBySide(const std::vector<NamedMatrix>& matrices, int6
   std::vector<PackedWeight*> packed;
   std::vector<TensorPart> wholes;
   std::vector<TensorPart> parts;
+  std::vector<Cut> cuts;
   std::vector<ExpectedTensor> tensors;
   int64_t whole_rows = 0;
   int64_t own_rows = 0;
@@ -194,15 +195,16 @@ void CudaWeightLoader::SideBySide(const std::vector<NamedMatrix>& matrices, int6
     parts.push_back(OwnPart(wholes.back(), m.cut.rows));
     tensors.push_back(wholes.back().Expected());
     *m.out = {parts.back().rows, cols, packed.back(), OwnCut(m.cut)};
+    cuts.push_back(m.out->cut.rows);
     whole_rows += m.rows;
     own_rows += parts.back().rows;
   }
   Declare(
       std::move(tensors),
-      [this, wholes, parts](WeightSizes& sizes) {
+      [this, wholes, parts, cuts](WeightSizes& sizes) {
         for (size_t i = 0; i < parts.size(); ++i) {
           const WeightFormat format = FormatOf(source_, {wholes[i]});
-          if (form_.place.ranks > 1) CheckCut(source_, {parts[i]}, format);
+          CheckCut(source_, {wholes[i]}, cuts[i], form_.place, format);
           AddMatrixSize(format, parts[i].rows, parts[i].cols, 1, sizes);
         }
       },
@@ -228,11 +230,9 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
 void CudaWeightLoader::AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const {
   const MlpFormats formats = outrider::cuda::FormatsOf(source_, mlps);
   const MlpParts first = OwnMlp(mlps[0]);
-  if (form_.place.ranks > 1) {
-    for (const MlpParts& mlp : OwnMlps(mlps)) {
-      CheckCut(source_, {mlp.gate}, formats.gate_up);
-      CheckCut(source_, {mlp.down}, formats.down);
-    }
+  for (const MlpParts& mlp : mlps) {
+    CheckCut(source_, {mlp.gate}, Cut::kInner, form_.place, formats.gate_up);
+    CheckCut(source_, {mlp.down}, Cut::kRows, form_.place, formats.down);
   }
   const auto count = static_cast<int64_t>(mlps.size());
   AddMatrixSize(formats.gate_up, 2 * first.gate.rows, first.gate.cols, count, sizes);

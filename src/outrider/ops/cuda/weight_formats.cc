@@ -79,20 +79,23 @@ WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>&
   return FormatOf(open);
 }
 
-void CheckCut(const WeightSource& source, const std::vector<TensorPart>& parts,
-              WeightFormat format) {
-  if (!HasBlockScales(format)) return;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const TensorPart& part = parts[i];
-    const int64_t in_block = part.first_row % kScaleBlock;
-    const bool begins = in_block == 0 || in_block + part.rows <= kScaleBlock;
-    const bool ends = i + 1 == parts.size() || part.rows % kScaleBlock == 0;
-    if (begins && ends) continue;
-    throw InvalidArgument(
-        "{}: {} has too few rows for so many ranks: rows {} to {} do not lie as blocks of {} FP8 "
-        "weights do, by which the GPU's kernels multiply",
-        source.where(), part.name, part.first_row, part.first_row + part.rows, kScaleBlock);
-  }
+void CheckCut(const WeightSource& source, const std::vector<TensorPart>& wholes, Cut cut,
+              const RankPlace& place, WeightFormat format) {
+  if (place.ranks == 1 || !HasBlockScales(format)) return;
+  const TensorPart& whole = wholes.front();
+  const auto fits = [&](const Share& share) {
+    const int64_t in_block = (whole.first_row + share.first) % kScaleBlock;
+    const bool begins = in_block == 0 || in_block + share.count <= kScaleBlock;
+    return begins && (wholes.size() == 1 || share.count % kScaleBlock == 0);
+  };
+  const Share own = ShareOf(cut, whole.rows, place);
+  if (fits(own)) return;
+  const int64_t first = whole.first_row + own.first;
+  throw InvalidArgument(
+      "{}: {} has too few rows for {} ranks: rows {} to {} do not lie as blocks of {} FP8 weights "
+      "do, by which the GPU's kernels multiply; {} can share it",
+      source.where(), whole.name, place.ranks, first, first + own.count, kScaleBlock,
+      FewerRanks(cut, whole.rows, place.ranks, fits));
 }
 
 MlpFormats FormatsOf(const WeightSource& source, const std::vector<MlpParts>& mlps) {

@@ -11,6 +11,7 @@
 #include "outrider/base/dtype.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
+#include "outrider/parallel/share.h"
 
 namespace outrider::cuda {
 
@@ -65,10 +66,10 @@ struct MlpParts {
 WeightFormat FormatOf(const std::vector<OpenPart>& parts);
 WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts);
 
-/// Throws Error where a rank's parts of matrices of this format, one under the other, begin inside
-/// blocks of scales.
-void CheckCut(const WeightSource& source, const std::vector<TensorPart>& parts,
-              WeightFormat format);
+/// Throws Error where the place's part of each of these matrices, of equal shapes and one under the
+/// other, would begin or end inside blocks of scales; it names how many ranks can share them.
+void CheckCut(const WeightSource& source, const std::vector<TensorPart>& wholes, Cut cut,
+              const RankPlace& place, WeightFormat format);
 
 /// What matrices that must be packed alike are packed as, each of which could be a or b.
 WeightFormat Together(WeightFormat a, WeightFormat b);
