@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
@@ -185,6 +186,37 @@ TEST(EngineLoader, TellsTheProgressOfAllRanksAsOne) {
   EXPECT_GT(last, 0);
   EXPECT_EQ(last, all);
   EXPECT_EQ(loaded.memory.ranks.size(), 2U);
+}
+
+// Progress rises to what model and drafter have, and ends there. Alone a rank knows that when it
+// begins; of several each takes the others' parts for as large as its own until they begin.
+TEST(EngineLoader, ADraftersBytesAreInTheProgress) {
+  for (const int32_t ranks : {1, 2}) {
+    EngineOptions options = OptionsOf(kBundled, ranks);
+    options.tensor_parallel_size = ranks;
+    const auto bytes_of = [&options](const SpeculationOptions& speculation) {
+      options.speculation = speculation;
+      int64_t last = 0;
+      std::vector<int64_t> totals;
+      LoadEngine(options, [&](int64_t done, int64_t total) {
+        EXPECT_GE(done, last);
+        last = done;
+        totals.push_back(total);
+      });
+      EXPECT_EQ(totals.back(), last);
+      if (options.tensor_parallel_size == 1) {
+        EXPECT_EQ(totals.front(), last);
+      }
+      return last;
+    };
+    const int64_t model = bytes_of({.num_speculative_tokens = 0});
+    const int64_t both = bytes_of({.method = DraftMethod::kEagle3,
+                                   .model = (SourceDirectory() / "models/tiny-v3-eagle3").string(),
+                                   .num_speculative_tokens = 2});
+    const auto file =
+        std::filesystem::file_size(SourceDirectory() / "models/tiny-v3-eagle3/model.safetensors");
+    EXPECT_GT(static_cast<double>(both - model), 0.8 * static_cast<double>(file)) << ranks;
+  }
 }
 
 TEST(EngineLoader, ACacheThatIsTooSmallIsRefusedWithWhatIsNeeded) {

@@ -155,6 +155,7 @@ class NotingLoader : public WeightLoader {
   void Copy(const std::string& /*name*/, const std::string& /*original*/, int64_t /*rows*/,
             int64_t /*cols*/, std::string_view /*why*/) override {}
   WeightSizes PackedSizes() override { return {}; }
+  int64_t StoredBytes() override { return 0; }
   std::unique_ptr<WeightMemory> Load(const Device& /*device*/, const Progress&) override {
     return nullptr;
   }

@@ -28,34 +28,48 @@ namespace outrider {
 
 namespace {
 
-/// What the ranks have read, each on a thread of its own, as one progress.
+/// What the ranks have read, each on a thread of its own, of a model and then of a drafter with a
+/// checkpoint of its own, as one progress.
 class RanksProgress {
  public:
-  RanksProgress(int32_t ranks, const LoadProgress& progress)
-      : read_(static_cast<size_t>(ranks)), progress_(progress) {}
+  /// drafters: what each rank will read of the drafter; 0: there is none.
+  RanksProgress(const std::vector<int64_t>& drafters, const LoadProgress& progress)
+      : progress_(progress) {
+    for (const int64_t bytes : drafters) read_.push_back({.drafter = {0, bytes}});
+  }
 
-  WeightLoader::Progress Of(int32_t rank) {
+  WeightLoader::Progress OfModel(int32_t rank) { return Of(rank, &Rank::model); }
+  WeightLoader::Progress OfDrafter(int32_t rank) { return Of(rank, &Rank::drafter); }
+
+ private:
+  struct Part {
+    int64_t done = 0;
+    int64_t total = 0;
+  };
+  struct Rank {
+    Part model = {};  // total: 0 until it has begun
+    Part drafter = {};
+  };
+
+  WeightLoader::Progress Of(int32_t rank, Part Rank::* part) {
     if (!progress_) return nullptr;
-    return [this, rank](int64_t done, int64_t total) {
+    return [this, rank, part](int64_t done, int64_t total) {
       const std::lock_guard lock(mutex_);
-      read_[static_cast<size_t>(rank)] = {done, total};
-      Read sum;
-      for (const Read& read : read_) {
-        sum.done += read.done;
-        sum.total += read.total == 0 ? total : read.total;  // it has not begun: as much as this one
+      Rank& own = read_[static_cast<size_t>(rank)];
+      own.*part = {done, total};
+      Part sum;
+      for (const Rank& read : read_) {
+        sum.done += read.model.done + read.drafter.done;
+        // A model that has not begun: as much as this one.
+        sum.total += read.model.total == 0 ? own.model.total : read.model.total;
+        sum.total += read.drafter.total;
       }
       progress_(sum.done, sum.total);
     };
   }
 
- private:
-  struct Read {
-    int64_t done = 0;
-    int64_t total = 0;
-  };
-
   std::mutex mutex_;
-  std::vector<Read> read_;  // by rank
+  std::vector<Rank> read_;
   const LoadProgress& progress_;
 };
 
@@ -136,13 +150,25 @@ std::vector<int> ExecutorMaker::ProcessorsOf(const RankPlace& place) const {
   return ThreadsOf(plan_.threads, place).processors;
 }
 
+std::vector<int64_t> ExecutorMaker::DrafterBytes(const Checkpoints& checkpoints) const {
+  std::vector<int64_t> bytes(devices_.size(), 0);
+  const auto& drafter = checkpoints.facts.drafter;
+  if (!drafter) return bytes;
+  WeightForm form = plan_.numbers.weights;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    form.place = devices_[i].place();
+    bytes[i] = Eagle3StoredBytes(devices_[i].ops, drafter->config, *checkpoints.drafter, form);
+  }
+  return bytes;
+}
+
 std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& checkpoints,
                                                             const LoadProgress& progress) const {
   const auto ranks = static_cast<int32_t>(devices_.size());
   const ModelFacts& facts = checkpoints.facts;
   const WeightForm& form = plan_.numbers.weights;
   std::vector<RankWeights> weights(devices_.size());
-  RanksProgress read(ranks, progress);
+  RanksProgress read(DrafterBytes(checkpoints), progress);
   ThreadPool(ranks).ParallelForThrowing(ranks, [&](int64_t i) {
     const Device& device = devices_[static_cast<size_t>(i)];
     device.ops.UseOnThisThread();
@@ -153,13 +179,15 @@ std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Checkpoints& c
                     {device, plan_.numbers.dtype,
                      AttentionPlan(options_.attention_backend, 1 + plan_.drafts.k, plan_.form.paths,
                                    plan_.cache_ranks > 1 ? device.place() : RankPlace())},
-                    read.Of(device.place().rank));
+                    read.OfModel(device.place().rank));
     if (plan_.drafts.type == DrafterType::kBlocks) own.blocks = own.model->MakeBlockDraftModel();
     if (!facts.drafter) return;
     const ModelConfig& drafter = facts.drafter->config;
-    own.draft_model = std::make_unique<Eagle3DraftModel>(
-        drafter, plan_.drafts.taps,
-        LoadEagle3(drafter, *checkpoints.drafter, form, device, nullptr), *own.model);
+    own.draft_model =
+        std::make_unique<Eagle3DraftModel>(drafter, plan_.drafts.taps,
+                                           LoadEagle3(drafter, *checkpoints.drafter, form, device,
+                                                      read.OfDrafter(device.place().rank)),
+                                           *own.model);
   });
   ops_.front()->UseOnThisThread();
   return weights;

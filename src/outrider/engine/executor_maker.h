@@ -70,6 +70,8 @@ class ExecutorMaker {
   };
 
   std::vector<RankWeights> Read(const Checkpoints& checkpoints, const LoadProgress& progress) const;
+  /// What the ranks read of the files of a drafter's own checkpoint; 0 without one.
+  std::vector<int64_t> DrafterBytes(const Checkpoints& checkpoints) const;
   /// The processors of a rank's threads, where several ranks share a machine; empty: any.
   std::vector<int> ProcessorsOf(const RankPlace& place) const;
   void WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const;

@@ -42,6 +42,14 @@ NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
   return sizes;
 }
 
+int64_t Eagle3StoredBytes(const Ops& ops, const ModelConfig& config, const WeightSource& source,
+                          const WeightForm& form) {
+  const std::unique_ptr<WeightLoader> loader = ops.MakeWeightLoader(source, form);
+  Eagle3Weights weights;
+  weights.Declare(*loader, config);
+  return loader->StoredBytes();
+}
+
 Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,
                          const WeightForm& form, const Device& device,
                          const WeightLoader::Progress& progress) {

@@ -27,6 +27,10 @@ namespace outrider {
 NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
                                  const WeightSource& source, const WeightForm& form);
 
+/// Bytes of the files that LoadEagle3 reads. Throws the same errors.
+int64_t Eagle3StoredBytes(const Ops& ops, const ModelConfig& config, const WeightSource& source,
+                          const WeightForm& form);
+
 /// Reads and packs a drafter's weights. Throws Error that lists every tensor that is missing or
 /// wrong.
 Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,

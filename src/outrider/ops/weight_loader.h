@@ -195,7 +195,10 @@ class WeightLoader {
   /// PackedSizes by parts of the network, the largest first.
   std::vector<WeightGroup> Groups();
 
-  /// Bytes read so far, and in all, of the files; called on the loading thread.
+  /// Bytes of the files that Load reads. Opens every tensor.
+  virtual int64_t StoredBytes() = 0;
+
+  /// Bytes read so far, and StoredBytes; called on the loading thread.
   using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
   /// Fills everything that was declared, on the device whose operations made the loader; returns

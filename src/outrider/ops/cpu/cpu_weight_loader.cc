@@ -506,22 +506,29 @@ WeightSizes CpuWeightLoader::PackedSizes() {
   return sizes;
 }
 
+int64_t CpuWeightLoader::Piece::StoredBytes() const {
+  int64_t stored = 0;
+  for (const auto& tensor : open) stored += tensor->stored_bytes();
+  return static_cast<int64_t>(part * static_cast<double>(stored));
+}
+
+int64_t CpuWeightLoader::StoredBytes() {
+  OpenAll();
+  int64_t total = 0;
+  for (const Piece& piece : pieces_) total += piece.StoredBytes();
+  return total;
+}
+
 std::unique_ptr<WeightMemory> CpuWeightLoader::Load(const Device& device,
                                                     const Progress& progress) {
   memory_->bytes = Buffer(static_cast<size_t>(SumOf(PackedSizes())));
-  const auto bytes_of = [](const Piece& piece) {
-    int64_t stored = 0;
-    for (const auto& tensor : piece.open) stored += tensor->stored_bytes();
-    return static_cast<int64_t>(piece.part * static_cast<double>(stored));
-  };
-  int64_t total = 0;
-  for (const Piece& piece : pieces_) total += bytes_of(piece);
+  const int64_t total = StoredBytes();
   int64_t done = 0;
   std::byte* next = memory_->bytes.data();
   for (Piece& piece : pieces_) {
     piece.fill(piece, next, *device.pool);
     next += piece.size.bytes;
-    done += bytes_of(piece);
+    done += piece.StoredBytes();
     piece.open.clear();
     if (progress) progress(done, total);
   }

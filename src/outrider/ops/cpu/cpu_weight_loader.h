@@ -45,6 +45,7 @@ class CpuWeightLoader : public WeightLoader {
   void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
             std::string_view why) override;
   WeightSizes PackedSizes() override;
+  int64_t StoredBytes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
@@ -69,6 +70,9 @@ class CpuWeightLoader : public WeightLoader {
     double part = 1;                           // of the tensors, which is read
     std::function<PieceSize(Piece&)> measure;  // once the tensors are open
     std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
+
+    /// Of the open tensors in the files, what is read.
+    int64_t StoredBytes() const;
   };
 
   void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,

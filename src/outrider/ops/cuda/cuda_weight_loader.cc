@@ -479,17 +479,25 @@ WeightSizes CudaWeightLoader::PackedSizes() {
   return sizes;
 }
 
+int64_t CudaWeightLoader::StoredBytesOf(const Piece& piece) const {
+  int64_t stored = 0;
+  for (const ExpectedTensor& tensor : piece.tensors) {
+    stored += source_.Open(tensor)->stored_bytes();
+  }
+  return static_cast<int64_t>(static_cast<double>(stored) * piece.part);
+}
+
+int64_t CudaWeightLoader::StoredBytes() {
+  int64_t total = 0;
+  for (const Piece& piece : pieces_) total += StoredBytesOf(piece);
+  return total;
+}
+
 std::unique_ptr<WeightMemory> CudaWeightLoader::Load(const Device& device,
                                                      const Progress& progress) {
   TensorUpload upload(source_, *device.pool, stream_);
   std::vector<int64_t> bytes;
-  for (const Piece& piece : pieces_) {
-    bytes.push_back(0);
-    for (const ExpectedTensor& tensor : piece.tensors) {
-      bytes.back() += source_.Open(tensor)->stored_bytes();
-    }
-    bytes.back() = static_cast<int64_t>(static_cast<double>(bytes.back()) * piece.part);
-  }
+  for (const Piece& piece : pieces_) bytes.push_back(StoredBytesOf(piece));
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   int64_t done = 0;
   for (size_t i = 0; i < pieces_.size(); ++i) {

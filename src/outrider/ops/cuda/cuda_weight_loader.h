@@ -54,6 +54,7 @@ class CudaWeightLoader : public WeightLoader {
   void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
             std::string_view why) override;
   WeightSizes PackedSizes() override;
+  int64_t StoredBytes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
@@ -76,6 +77,8 @@ class CudaWeightLoader : public WeightLoader {
 
   void Declare(std::vector<ExpectedTensor> tensors, std::function<void(WeightSizes&)> measure,
                std::function<void(TensorUpload&)> fill);
+  /// Of the piece's tensors in the files, what is read.
+  int64_t StoredBytesOf(const Piece& piece) const;
   void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
                      WeightSizes& sizes) const;
   void AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const;
