@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "outrider/ops/compressed.h"
@@ -250,63 +249,6 @@ TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
                                                        .entries = entries.cache}});
   EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
   EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
-}
-
-TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) {
-  constexpr int32_t kHeads = 3;
-  constexpr int32_t kDim = 20;
-  constexpr int32_t kEntries = 30;
-  constexpr int32_t kTop = 6;
-  TestCache keys(1, kDim, kEntries);
-  TestMatrix rows = TestMatrix::Random(kEntries, kDim, random);
-  // Equal keys: entries 3, 11 and 19.
-  for (const int64_t copy : {11, 19}) std::copy_n(rows.view().row(3), kDim, rows.view().row(copy));
-  keys.Fill(rows);
-  constexpr int32_t kRows = 4 * kEntries;
-  TestMatrix q = TestMatrix::Random(kRows, kHeads * kDim, random);
-  TestMatrix weights = TestMatrix::Random(kRows, kHeads, random);
-  // The last row likes the equal ones best.
-  std::fill_n(weights.view().row(kRows - 1), kHeads, 100.0F);
-  for (int32_t h = 0; h < kHeads; ++h) {
-    std::copy_n(rows.view().row(3), kDim, q.view().row(kRows - 1) + h * kDim);
-  }
-  const Context context = MakeContext();
-  const TestStep step = MakeStep(context, kRows, 0, {}, keys.table);
-  const SelectedEntries selected = ops().sparse()->SelectEntries(context, step.inputs(),
-                                                                 {.heads = kHeads,
-                                                                  .ratio = 4,
-                                                                  .top_k = kTop,
-                                                                  .q = q.view(),
-                                                                  .weights = weights.view(),
-                                                                  .keys = keys.cache});
-  EXPECT_EQ(selected.stride % 4, 0) << "rows of whole 16 bytes";
-  for (int32_t r = 0; r < kRows; ++r) {
-    const int32_t visible = (r + 1) / 4;
-    ASSERT_EQ(selected.counts[r], std::min(visible, kTop));
-    std::vector<int32_t> order(static_cast<size_t>(visible));
-    std::iota(order.begin(), order.end(), 0);
-    Doubles scores;
-    for (const int32_t j : order) {
-      double score = 0;
-      for (int32_t h = 0; h < kHeads; ++h) {
-        double dot = 0;
-        for (int32_t i = 0; i < kDim; ++i) {
-          dot += double{q.view().row(r)[h * kDim + i]} * rows.view().row(j)[i];
-        }
-        score += std::max(dot, 0.0) * weights.view().row(r)[h];
-      }
-      scores.push_back(score);
-    }
-    std::ranges::sort(order, [&](int32_t a, int32_t b) {
-      const double score_of_a = scores[static_cast<size_t>(a)];
-      const double score_of_b = scores[static_cast<size_t>(b)];
-      return score_of_a != score_of_b ? score_of_a > score_of_b : a < b;
-    });
-    order.resize(static_cast<size_t>(std::min(visible, kTop)));
-    std::ranges::sort(order);
-    const int32_t* chosen = selected.entries + r * selected.stride;
-    EXPECT_EQ(order, std::vector<int32_t>(chosen, chosen + order.size())) << "row " << r;
-  }
 }
 
 TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {

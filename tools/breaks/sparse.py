@@ -24,7 +24,7 @@ BREAKS = (
     Break("choice of tokens", "later rows of a step read the lists of the first",
           "ops/cpu/sparse_ops.cc", "args.selected->entries + (args.first_row + row) * args",
           "args.selected->entries + row * args", "ops_test",
-          "*SparseOpsTest.AttentionReadsWhatWasChosen/*"),
+          "*SparseOpsTest.RowsHaveTheirBitsInAnyStep/*"),
     Break("near-ties", "the last of the chosen is any", "ops/cpu/sparse_ops.cc",
           "std::nth_element(order.begin(), order.begin() + top_k - 1, order.end(),",
           "std::nth_element(order.begin(), order.begin() + top_k / 2, order.end(),",
@@ -36,6 +36,9 @@ BREAKS = (
           "for (int32_t h = 0; h < args.heads; ++h) {\n        const float dot",
           "for (int32_t h = 1; h < args.heads; ++h) {\n        const float dot",
           "sparse_choice_test", CHOICE),
+    Break("near-ties", "of equal scores the higher entry is chosen", "ops/cpu/sparse_ops.cc",
+          "return of_a != of_b ? of_a > of_b : a < b;", "return of_a != of_b ? of_a > of_b : a > b;",
+          "ops_test", "*SparseOpsTest.OfEqualScoresTheLowerIsChosen/*"),
     Break("near-ties", "NaN equals every score", "ops/cpu/sparse_ops.cc",
           "return of_a != of_b ? of_a > of_b : a < b;",
           "const float x = scores[static_cast<size_t>(a)];\n"
