@@ -1,5 +1,4 @@
-// DeepSeek-V4's operations against what their definitions say in float64. Long because each oracle
-// is written out.
+// DeepSeek-V4's operations on the CPU, against what their definitions say in float64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,19 +6,14 @@
 #include <cmath>
 #include <vector>
 
-#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/moe.h"
-#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
-#include "tests/ops/test_cache.h"
-#include "tests/ops/test_step.h"
+#include "tests/ops/compressed_checks.h"
 
 namespace outrider {
 namespace {
-
-using Doubles = std::vector<double>;
 
 double SigmoidOf(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -28,26 +22,42 @@ class CompressedOpsTest : public KernelTest {
   const Ops& ops() const { return cpu::GetCpuOps(GetParam()); }
   Context MakeContext(DType dtype = DType::kF32) { return {{ops(), &pool}, arena_, dtype}; }
 
-  /// `rows` rows of a request from position `first` on, with the tables of both groups.
-  static TestStep MakeStep(const Context& context, int32_t rows, int32_t first,
-                           std::vector<int32_t> tokens, std::vector<int32_t> entries) {
-    const std::vector<CacheGroupSpec> groups = {
-        {.tokens_per_block = TestCache::kBlock},
-        {.tokens_per_block = 4 * TestCache::kBlock, .unit_tokens = 4}};
-    const int32_t end = first + rows;
-    tokens.resize(static_cast<size_t>(groups[0].BlocksBefore(end)));
-    entries.resize(static_cast<size_t>(groups[1].BlocksBefore(end)));
-    return {context,
-            groups,
-            {{.phase = Phase::kPromptChunk,
-              .context = first,
-              .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
-              .tables = {std::move(tokens), std::move(entries)}}},
-            {.listed = true}};
-  }
-
   Arena arena_;
 };
+
+TEST_P(CompressedOpsTest, ALayerIsFloat64s) {
+  // A step begins inside of an entry.
+  const compressed_test::CompressedSizes sizes = {.heads = 2,
+                                                  .dim = 24,
+                                                  .rope = 6,
+                                                  .key = 18,
+                                                  .latents = 37,
+                                                  .window = 9,
+                                                  .top_k = 3,
+                                                  .block_tokens = 16,
+                                                  .scale = 0.3F,
+                                                  .ends = {6, 27, 28, 45}};
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    for (const auto& [ratio, overlaps] : {std::pair(4, false), {4, true}, {8, false}}) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(type) << ", ratio " << ratio << (overlaps ? ", overlapping" : ""));
+      compressed_test::CompressedSizes of_layer = sizes;
+      of_layer.type = type;
+      of_layer.ratio = of_layer.unit_tokens = ratio;
+      of_layer.overlaps = overlaps;
+      compressed_test::CompressedBounds bounds = {.rows = {.rest = 1e-5},
+                                                  .entries = {.rest = 1e-5},
+                                                  .states = {.rest = 1e-6},
+                                                  .attention = {.rest = 1e-5}};
+      if (type == DType::kBF16) {
+        bounds.entries = {.rest = 1e-5, .part = 0.008};
+        bounds.attention = {.rest = 8e-3};  // weights are rounded, too
+      }
+      compressed_test::CompressedMachine machine(ops(), of_layer);
+      compressed_test::ExpectALayer(machine, bounds);
+    }
+  }
+}
 
 TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   constexpr int32_t kStreams = 3;
@@ -149,180 +159,6 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
         double added = 2 * SigmoidOf(sum(1, k)) * y.view().row(r)[i];
         for (int j = 0; j < kStreams; ++j) added += comb[j][k] * x[j * kWidth + i];
         EXPECT_NEAR(streams.view().row(r)[k * kWidth + i], added, 1e-5);
-      }
-    }
-  }
-}
-
-TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
-  constexpr int32_t kTokens = 27;
-  for (const bool overlaps : {false, true}) {
-    const CompressorShape shape = {
-        .ratio = 4, .overlaps = overlaps, .width = 18, .rope = 6, .norm_eps = 1e-5F};
-    const int32_t channels = shape.channels();
-    TestCache tokens(0, 2 * channels, kTokens);
-    TestMatrix rows = TestMatrix::Random(kTokens, 2 * channels, random);
-    tokens.Fill(rows);
-    // The step's rows are written before they are pooled, with the biases of their places.
-    const TestMatrix bias = TestMatrix::Random(4, channels, random);
-    TestMatrix written = rows;
-    for (int32_t t = 0; t < kTokens; ++t) {
-      for (int32_t i = 0; i < channels; ++i) {
-        written.view().row(t)[channels + i] -= bias.view().row(t % 4)[i];
-      }
-    }
-    TestCache entries(1, shape.width, kTokens / 4);
-    const TestMatrix norm = TestMatrix::Random(1, shape.width, random);
-    // The rows of a step that begins inside of the second entry.
-    constexpr int32_t kFirst = 6;
-    const float frequencies[3] = {0.7F, 0.2F, 0.05F};
-    const Context context = MakeContext();
-    const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
-    ops().compressed()->Compress(
-        context, step.inputs(),
-        std::array{CompressArgs{.shape = shape,
-                                .rows = Tensor(written.view()).Rows(kFirst, kTokens - kFirst),
-                                .bias = bias.values.data(),
-                                .tokens = tokens.cache,
-                                .norm = norm.values.data(),
-                                .frequencies = frequencies,
-                                .entries = entries.cache}});
-    for (int32_t t = 0; t < kTokens; ++t) {
-      for (int32_t i = 0; i < 2 * channels; ++i) {
-        EXPECT_NEAR(tokens.At(t)[i], rows.view().row(t)[i], 1e-6) << "token " << t;
-      }
-    }
-    for (int32_t j = 1; j < kTokens / 4; ++j) {
-      Doubles want(static_cast<size_t>(shape.width));
-      double squares = 0;
-      for (int32_t i = 0; i < shape.width; ++i) {
-        double weighted = 0;
-        double total = 0;
-        for (int32_t t = overlaps ? 4 * j - 4 : 4 * j; t < 4 * j + 4; ++t) {
-          const int32_t channel = overlaps && t >= 4 * j ? shape.width + i : i;
-          const double weight = std::exp(double{rows.view().row(t)[channels + channel]});
-          weighted += weight * rows.view().row(t)[channel];
-          total += weight;
-        }
-        want[static_cast<size_t>(i)] = weighted / total;
-        squares += weighted / total * weighted / total;
-      }
-      const double inverse = 1 / std::sqrt(squares / shape.width + 1e-5);
-      for (size_t i = 0; i < want.size(); ++i) want[i] *= inverse * norm.values[i];
-      for (size_t i = 0; i < 3; ++i) {
-        const double angle = 4.0 * j * frequencies[i];  // of its first position
-        double& a = want[12 + 2 * i];
-        double& b = want[13 + 2 * i];
-        const double turned = a * std::cos(angle) - b * std::sin(angle);
-        b = a * std::sin(angle) + b * std::cos(angle);
-        a = turned;
-      }
-      for (int32_t i = 0; i < shape.width; ++i) {
-        EXPECT_NEAR(entries.At(j)[i], want[static_cast<size_t>(i)], 1e-5) << "entry " << j;
-      }
-    }
-    EXPECT_EQ(entries.At(0)[0], 0) << "no row completes it";
-  }
-}
-
-TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
-  const CompressorShape shape = {
-      .ratio = 4, .overlaps = true, .width = 2, .rope = 2, .norm_eps = 0};
-  TestCache tokens(0, 8, 4);
-  TestMatrix rows(4, 8);
-  for (int64_t t = 0; t < 4; ++t) rows.view().row(t)[2] = rows.view().row(t)[3] = 3;
-  for (int64_t t = 0; t < 4; ++t) rows.view().row(t)[0] = rows.view().row(t)[1] = -100;
-  tokens.Fill(rows);
-  TestCache entries(1, 2, 1);
-  const float norm[2] = {1, 2};
-  const float frequency = 1;
-  const Context context = MakeContext();
-  const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
-  const TestMatrix bias(4, 4);
-  ops().compressed()->Compress(context, step.inputs(),
-                               std::array{CompressArgs{.shape = shape,
-                                                       .rows = rows.view(),
-                                                       .bias = bias.values.data(),
-                                                       .tokens = tokens.cache,
-                                                       .norm = norm,
-                                                       .frequencies = {&frequency, 1},
-                                                       .entries = entries.cache}});
-  EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
-  EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
-}
-
-TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
-  constexpr int32_t kHeads = 2;
-  constexpr int32_t kDim = 24;
-  constexpr int32_t kTokens = 40;
-  constexpr int32_t kFirst = 13;
-  constexpr int32_t kRows = kTokens - kFirst;
-  const int32_t chosen[4] = {1, 2, 5, -1};
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int selection : {0, 1, 2}) {  // the window alone, all entries, chosen ones
-      TestCache window(0, kDim, kTokens, dtype);
-      TestCache entries(1, kDim, kTokens / 4, dtype);
-      TestMatrix tokens = TestMatrix::Random(kTokens, kDim, random);
-      TestMatrix pooled = TestMatrix::Random(kTokens / 4, kDim, random);
-      for (TestMatrix* rows : {&tokens, &pooled}) {
-        for (float& v : rows->values) v = RoundToBFloat16(v);
-      }
-      window.Fill(tokens);
-      entries.Fill(pooled);
-      const TestMatrix q = TestMatrix::Random(kRows, kHeads * kDim, random);
-      TestMatrix out(kRows, kHeads * kDim);
-      const float sinks[kHeads] = {0.5F, -1.0F};
-      std::vector<int32_t> selected_entries;
-      std::vector<int32_t> counts;
-      for (int32_t r = 0; r < kRows; ++r) {
-        selected_entries.insert(selected_entries.end(), chosen, chosen + 4);
-        counts.push_back(r % 4);
-      }
-      const SelectedEntries selected = {selected_entries.data(), counts.data(), 4};
-      const Context context = MakeContext();
-      const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
-      ops().compressed()->CompressedAttention(context, step.inputs(),
-                                              {.heads = kHeads,
-                                               .window = 9,
-                                               .ratio = selection == 0 ? 0 : 4,
-                                               .softmax_scale = 0.3F,
-                                               .q = q.view(),
-                                               .out = out.view(),
-                                               .sinks = sinks,
-                                               .window_rows = window.cache,
-                                               .entries = entries.cache,
-                                               .selected = selection == 2 ? &selected : nullptr});
-      for (int32_t r = 0; r < kRows; ++r) {
-        const int32_t position = kFirst + r;
-        std::vector<const float*> rows;
-        for (int32_t t = std::max(0, position - 8); t <= position; ++t) {
-          rows.push_back(tokens.view().row(t));
-        }
-        for (int32_t j = 0; selection == 1 && j < (position + 1) / 4; ++j) {
-          rows.push_back(pooled.view().row(j));
-        }
-        for (int32_t i = 0; selection == 2 && i < counts[static_cast<size_t>(r)]; ++i) {
-          rows.push_back(pooled.view().row(chosen[i]));
-        }
-        for (int32_t h = 0; h < kHeads; ++h) {
-          double sum = std::exp(double{sinks[h]});
-          Doubles want(kDim);
-          for (const float* row : rows) {
-            double score = 0;
-            for (int32_t i = 0; i < kDim; ++i) {
-              const float value = q.view().row(r)[h * kDim + i];
-              score += double{dtype == DType::kF32 ? value : RoundToBFloat16(value)} * row[i];
-            }
-            const double weight = std::exp(0.3 * score);
-            sum += weight;
-            for (size_t i = 0; i < kDim; ++i) want[i] += weight * row[i];
-          }
-          for (size_t i = 0; i < kDim; ++i) {
-            // Over bfloat16 entries weights are rounded, too.
-            EXPECT_NEAR(out.view().row(r)[h * kDim + static_cast<int32_t>(i)], want[i] / sum,
-                        dtype == DType::kF32 ? 1e-5 : 8e-3);
-          }
-        }
       }
     }
   }
