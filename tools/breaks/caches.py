@@ -62,6 +62,9 @@ BREAKS = (
           "entry_windows_.push_back({&r, r.first_position, end, r.prompt_length});",
           "entry_windows_.push_back({&r, r.first_position, std::max(r.first_position + 1, end - 1), "
           "r.prompt_length});", "engine_test", ENTRIES),
+    Break("blocks", "every step's drafts follow the tokens before the first step's",
+          "ops/cpu/block_sampler.cc", "const int32_t draw = rows.first + i;", "const int32_t draw = i;",
+          "ops_test", "*CpuBlockSamplerTest*"),
     Break("blocks", "drafts do not depend on the token before them", "networks/dspark_draft_model.cc",
           "sampler_->EmbedBefore(context, weights_.markov, step, of_step);",
           "ops.SetZero(context, of_step);", "draft_test", "Caches/DSparkGoldenOfCaches.*"),
