@@ -36,7 +36,7 @@ kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
 ops/cuda/compressed_cuda_ops_test *
 ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*:*Embedded:*RowsMove*
 ops/cuda/delta_cuda_ops_test *SmallForTheSanitizers
-ops/cuda/sparse_cuda_ops_test *BesideTheCpus/few_heads*
+ops/cuda/sparse_cuda_ops_test *EntriesAndKeys/few_heads*:*ChoiceAndAttention/few_heads*:SparseChoiceTest.*
 ops/cuda/cuda_sampler_test *DraftsStay*:*AmongTokens*:*VerificationComesTo*:*LaterResultsOfDrafts*
 "
 
