@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 
+#include "outrider/checkpoint/rank_config.h"
 #include "tests/engine/fuzz_models.h"
 #include "tests/temporary_directory.h"
 
@@ -16,9 +18,11 @@ class RandomOptions {
   RandomOptions(const Arguments& arguments, Models& models, Random& random)
       : arguments_(arguments), models_(models), random_(random) {}
 
-  /// Of an engine over the model, with these operations.
-  TestEngineOptions Draw(const ModelChoice& model, const Ops* ops) {
+  /// Of an engine over the model, with these operations; none if the ranks cannot share it.
+  std::optional<TestEngineOptions> Draw(const ModelChoice& model, const Ops* ops) {
     TestEngineOptions o = models_.Options(model, ops);
+    o.ranks = arguments_.ranks;
+    o.divides_requests = arguments_.divided;
     using enum DrafterKind;
     constexpr std::array kDrafters = {kNone,  kChain,  kChain,  kRepeated,
                                       kNgram, kEagle3, kEagle3, kFake};
@@ -58,6 +62,7 @@ class RandomOptions {
     o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     if (IsV3(model) && !models_.on_gpu()) RandomForm(o);
+    if (!IsShared(o)) return std::nullopt;
     const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
     o.max_num_seqs = Uniform(1, 32);
@@ -97,6 +102,21 @@ class RandomOptions {
       o.cache_form = KvCacheForm::kHeads;
     } else if (Uniform(0, 1) == 0) {
       o.attention_backend = AttentionBackend::kUniformPad;
+    }
+  }
+
+  /// Whether the ranks can share the models.
+  static bool IsShared(const TestEngineOptions& options) {
+    try {
+      const bool divided = options.divides_requests;
+      const ModelConfig config = ReadModelConfig(options.checkpoint);
+      CheckRanks(config, options.ranks, "--ranks", divided);
+      if (options.drafter == DrafterKind::kEagle3) {
+        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);
+      }
+      return true;
+    } catch (const Error&) {
+      return false;
     }
   }
 

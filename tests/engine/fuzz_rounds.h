@@ -145,11 +145,10 @@ class Rounds {
   /// One random engine that serves the requests as often as the arguments say.
   void RunEngine(uint32_t round_seed, int32_t engine_number, const ModelChoice& model,
                  const RequestSet& set) {
-    TestEngineOptions options = options_.Draw(model, ops_.get());
-    options.ranks = arguments_.ranks;
+    std::optional<TestEngineOptions> drawn = options_.Draw(model, ops_.get());
+    if (!drawn) return;
+    TestEngineOptions& options = *drawn;
     options.rank_ops = rank_ops_;
-    options.divides_requests = arguments_.divided;
-    if (!IsShared(options)) return;
     // A GPU is served over a thread of its own.
     const uint32_t seed = round_seed + static_cast<uint32_t>(engine_number);
     options.queued = arguments_.late ? seed % 2 == 0 : models_.on_gpu();
@@ -258,21 +257,6 @@ class Rounds {
   std::vector<const Ops*> DisturbedOps() const {
     if (!models_.on_gpu() || !rank_ops_.empty()) return rank_ops_;
     return {ops_.get()};
-  }
-
-  /// Whether the ranks can share the models.
-  static bool IsShared(const TestEngineOptions& options) {
-    try {
-      const bool divided = options.divides_requests;
-      const ModelConfig config = ReadModelConfig(options.checkpoint);
-      CheckRanks(config, options.ranks, "--ranks", divided);
-      if (options.drafter == DrafterKind::kEagle3) {
-        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks", divided);
-      }
-      return true;
-    } catch (const Error&) {
-      return false;
-    }
   }
 
   int Uniform(int low, int high) { return random_.Uniform(low, high); }
