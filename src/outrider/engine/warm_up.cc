@@ -61,24 +61,24 @@ class PassRows {
 };
 
 /// Prompts of as many rows as a step may have: the last rows of as many of the longest as are taken
-/// together, and beginnings of others.
+/// together, and beginnings of others. Rows that the others have no room for are the longest's,
+/// too.
 PassRows LargestPrompts(const KvCache& cache, const SchedulerConfig& scheduler) {
-  const int32_t longest = scheduler.max_model_len;
-  const int32_t last = std::min({scheduler.max_num_batched_tokens, longest, 16});
-  int32_t left = scheduler.max_num_batched_tokens;
-  std::vector<RowsBehind> requests;
-  const auto add = [&](int32_t context, int32_t rows) {
-    requests.push_back({context, rows});
-    left -= rows;
-  };
+  const int64_t longest = scheduler.max_model_len;
   // Two where one request runs at a time: it may have all rows of a step and the greatest length.
-  const int32_t most = std::max(scheduler.max_num_seqs, 2);
-  const auto has_room = [&] { return left > 0 && std::ssize(requests) < most; };
-  const int32_t long_prompts = std::clamp(kMostGroupKeys / longest, 1, most - 1);
-  while (has_room() && std::ssize(requests) < long_prompts) {
-    add(longest - last, std::min(last, left));
+  const int64_t most = std::max(scheduler.max_num_seqs, 2);
+  const int64_t long_prompts = std::clamp<int64_t>(kMostGroupKeys / longest, 1, most - 1);
+  int64_t left = std::min<int64_t>(scheduler.max_num_batched_tokens, most * longest);
+  std::vector<RowsBehind> requests;
+  while (left > 0) {
+    const bool at_end = std::ssize(requests) < long_prompts;
+    const int64_t later = most - 1 - std::ssize(requests);
+    const int64_t rows =
+        std::min({at_end ? std::max<int64_t>(left - later * longest, 16) : longest, longest, left});
+    requests.push_back(
+        {static_cast<int32_t>(at_end ? longest - rows : 0), static_cast<int32_t>(rows)});
+    left -= rows;
   }
-  while (has_room()) add(0, std::min(longest, left));
   return {cache.config(), Phase::kPromptChunk, requests};
 }
 
