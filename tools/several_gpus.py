@@ -58,6 +58,7 @@ LIMITS = {0: dict(zip(BATCHES, (1.68, 6.2, 12.6, 15.4))), 3: dict(zip(BATCHES, (
 CACHE_LIMIT = 0.0139
 READ_RATE = 4.3e12  # bytes a second
 V3_LAYERS = 16  # 150 GB
+MOST_STEP_ROWS = 16384  # that a GPU takes
 DIVIDED = "--data-parallel-attention"
 
 
@@ -279,7 +280,7 @@ def run_large(run):
         for divided, flags in (("heads divided", ()), ("requests divided", (DIVIDED,))):
             row = run.bench_rows(model, run.ranks, *flags, *NO_DRAFTS, "--num-prompts", 32, "--batch-size",
                                  32, "--input-len", prompt, "--output-len", tokens,
-                                 "--max-num-batched-tokens", 32 * prompt)[0]
+                                 "--max-num-batched-tokens", min(32 * prompt, MOST_STEP_ROWS))[0]
             step = row["mean_milliseconds_per_token"]
             limit = read_milliseconds(run, model, (*flags, *NO_DRAFTS), 32, prompt + tokens // 2)
             print(f"| {name}, {divided} | {step:.3g} ({limit / step:.2g}) | {row['tokens_per_second']:,.0f} | "

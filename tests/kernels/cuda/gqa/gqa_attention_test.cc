@@ -152,7 +152,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{{64, 8, 0}, DType::kBF16, 192}, Case{{96, 8, 512}, DType::kBF16, 64},
                       Case{{64, 8, 0}, DType::kF8E4M3, 64}, Case{{96, 8, 512}, DType::kF8E4M3, 16},
                       Case{{2, 2, 100}, DType::kBF16, 16}, Case{{10, 2, 0}, DType::kBF16, 48},
-                      Case{{48, 1, 33}, DType::kF8E4M3, 256}),
+                      Case{{48, 1, 33}, DType::kF8E4M3, 256},
+                      // Windows shorter than what one copy brings.
+                      Case{{10, 2, 20}, DType::kBF16, 32}, Case{{8, 2, 5}, DType::kF8E4M3, 16}),
     NameOf);
 
 TEST(GqaAttention, RefusesWhatDoesNotFit) {

@@ -121,7 +121,8 @@ __device__ __forceinline__ void LoadGqaItems(const GqaKernelArguments& args, con
         args.block_tables + static_cast<int64_t>(request) * args.block_table_stride;
     const int first_box = FirstKey(args.window, position) / args.box_rows * args.box_rows;
     const int last_box = (key_end - 1) / args.box_rows * args.box_rows;
-    // A lane per box. Those of keys that no row sees bring another one's, whose numbers are finite.
+    // A lane per box. Those of keys that no row sees bring another one's, whose numbers are finite
+    // but for keys past the end (ClearUnseenGqaValues).
     const auto box_of = [&](int key0) {
       return min(max(key0 + lane * args.box_rows, first_box), last_box);
     };

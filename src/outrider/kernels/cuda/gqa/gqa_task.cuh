@@ -52,13 +52,22 @@ __device__ __forceinline__ void WidenGqaTile(const uint8_t* codes, uint8_t* wide
   }
 }
 
-/// Clears the values of keys from `begin` on: past a request's end they may be anything, and
-/// 0 * NaN must not happen.
-__device__ __forceinline__ void ClearGqaValues(uint8_t* values, int begin) {
-  for (int i = begin * 16 + static_cast<int>(threadIdx.x % 128); i < kGqaTileKeys * 16; i += 128) {
+/// Clears the values of keys [begin, end) of a tile.
+__device__ __forceinline__ void ClearGqaValues(uint8_t* values, int begin, int end) {
+  for (int i = begin * 16 + static_cast<int>(threadIdx.x % 128); i < end * 16; i += 128) {
     *reinterpret_cast<uint4*>(values + i % 16 / 8 * kGqaHalfBytes + i / 16 * 128 + i % 8 * 16) =
         make_uint4(0, 0, 0, 0);
   }
+}
+
+/// Clears in a request's last tile, of keys from key0 on, what may be anything, as 0 * NaN must not
+/// happen: values past the request's end, and before its first visible key, where the copy that
+/// brings the end stands in if a window is shorter than a copy (LoadGqaItems).
+__device__ __forceinline__ void ClearUnseenGqaValues(const GqaKernelArguments& args,
+                                                     const GqaItem& item, int key0,
+                                                     uint8_t* values) {
+  ClearGqaValues(values, 0, FirstKey(args.window, item.position) - key0);
+  ClearGqaValues(values, item.key_end - key0, kGqaTileKeys);
 }
 
 /// Positions of a tile's tokens, and the keys that they see. Computed where it is asked for:
@@ -228,7 +237,7 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
         now.AddScores(scores, args.score_scale, packed);
         if constexpr (!Body::kCodes) BarrierWait(&shared.full[stage][1], parity);
         if (key0 + kGqaTileKeys > item.key_end) {
-          ClearGqaValues(values, item.key_end - key0);
+          ClearUnseenGqaValues(args, item, key0, values);
           ProxyFence();
           NamedSync(kGqaGroupBarrier + group, 128);
         }
