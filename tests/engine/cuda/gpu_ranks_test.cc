@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "outrider/parallel/ended_rank.h"
+#include "tests/engine/cuda/acting_drafter.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_hybrid_model.h"
@@ -266,21 +267,6 @@ TEST_F(GpuRanksTest, FewerGpusThanRanksAreRefusedByNumber) {
     EXPECT_THAT(error.what(), HasSubstr(count == 1 ? "1 GPU can be used" : "GPUs can be used"));
   }
 }
-
-/// Acts in a rank's drafter.
-class ActingDrafter : public NgramDrafter {
- public:
-  explicit ActingDrafter(std::function<void()> act) : NgramDrafter(3, 2, 5), act_(std::move(act)) {}
-  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
-               MatrixView<TokenRef> drafts) override {
-    NgramDrafter::Propose(requests, depth, target_hidden, drafts);
-    if (++calls_ == 4) act_();
-  }
-
- private:
-  std::function<void()> act_;
-  int calls_ = 0;
-};
 
 TEST_F(GpuRanksTest, ARankThatFailsOrHangsIsNamedInTime) {
   struct Case {

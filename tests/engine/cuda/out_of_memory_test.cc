@@ -13,6 +13,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/host/device_memory.h"
+#include "tests/engine/cuda/all_free_memory.h"
 #include "tests/engine/cuda/failing_service.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/test_engine.h"
@@ -22,19 +23,6 @@
 
 namespace outrider::cuda {
 namespace {
-
-/// Everything that can be had, down to the smallest piece.
-std::vector<DeviceMemory> AllFreeMemory() {
-  std::vector<DeviceMemory> all;
-  for (size_t bytes = size_t{1} << 40; bytes >= 256;) {
-    try {
-      all.emplace_back(bytes, "all memory");
-    } catch (const Error&) {
-      bytes /= 2;
-    }
-  }
-  return all;
-}
 
 /// Its log-probabilities need more memory for results than an engine has from the start.
 GenerationRequest ManyResults() {
