@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <set>
 
 #include "outrider/kv/page_number.h"
 
@@ -70,6 +71,10 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   const std::vector<RankRun> runs = {{0, 1, 1}, {1, 1, 0}, {2, 3, 1}, {5, 3, 0}, {8, 2, 1}};
   EXPECT_THAT(of_1.runs(), testing::ElementsAreArray(runs));
   EXPECT_THAT(of_1.rows(), ElementsAre(0, 2, 3, 4, 8, 9));
+  // Places of ranks 0, 1 and 2 in turn.
+  const std::vector<int32_t> side_by_side = {1, 0, 4, 7, 10, 3, 6, 9, 13, 16};
+  EXPECT_THAT(of_1.side_by_side(), testing::ElementsAreArray(side_by_side));
+  EXPECT_EQ(of_1.most_rows(), 6);
   const BatchLayout& own = of_1.layout();
   EXPECT_THAT(own.tokens(), ElementsAre(70, 50, 51, 52, 80, 81));
   EXPECT_THAT(own.positions(), ElementsAre(3, 5, 6, 7, 4, 5));
@@ -89,6 +94,37 @@ TEST_F(RowsOfRankTest, EveryRankHasItsRequestsInTheirOrderWithItsPages) {
   EXPECT_THAT(of_2.runs(), testing::ElementsAreArray(runs));
   EXPECT_THAT(of_2.rows(), IsEmpty());
   EXPECT_EQ(of_2.layout().num_rows(), 0);
+  // All ranks know where the rows of each are, also a rank that has none.
+  for (const RowsOfRank* rows : {&of_0, &of_2}) {
+    EXPECT_THAT(rows->side_by_side(), testing::ElementsAreArray(side_by_side));
+    EXPECT_EQ(rows->most_rows(), 6);
+  }
+
+  layout.Assign(std::span(work_).subspan(1, 1));
+  of_1.Assign(layout);
+  EXPECT_THAT(of_1.side_by_side(), ElementsAre(0, 3, 6));
+  EXPECT_EQ(of_1.most_rows(), 3);
+}
+
+TEST(PlacesOfRanksTest, HoldTheRankThatHasMostAndAreFew) {
+  EXPECT_EQ(PlacesOfRanks(32, 16, 2), 16);
+  EXPECT_EQ(PlacesOfRanks(32, 17, 2), 20);
+  EXPECT_EQ(PlacesOfRanks(32, 21, 2), 24);
+  EXPECT_EQ(PlacesOfRanks(32, 25, 2), 32);
+  EXPECT_EQ(PlacesOfRanks(8, 2, 8), 2);
+  EXPECT_EQ(PlacesOfRanks(1, 1, 8), 1);
+  for (const int32_t ranks : {2, 3, 4, 8}) {
+    for (int32_t rows = 1; rows <= 1024; ++rows) {
+      std::set<int32_t> numbers;
+      for (int32_t most = (rows + ranks - 1) / ranks; most <= rows; ++most) {
+        const int32_t places = PlacesOfRanks(rows, most, ranks);
+        ASSERT_GE(places, most) << rows << " rows, " << ranks << " ranks";
+        ASSERT_LE(places, rows) << rows << " rows, " << ranks << " ranks";
+        numbers.insert(places);
+      }
+      EXPECT_LE(numbers.size(), 7U) << rows << " rows, " << ranks << " ranks";
+    }
+  }
 }
 
 TEST_F(RowsOfRankTest, RunningStatesHaveTheRanksOwnPages) {

@@ -19,6 +19,13 @@ void AddRankRows(int32_t first, int32_t count, int32_t rank, std::vector<RankRun
   runs.push_back({first, count, rank});
 }
 
+int32_t PlacesOfRanks(int32_t rows, int32_t most, int32_t ranks) {
+  const int32_t even = (rows + ranks - 1) / ranks;
+  int32_t places = even;
+  for (int32_t more = (even + 3) / 4; places < most; more *= 2) places = even + more;
+  return std::min(places, rows);
+}
+
 int32_t RowsOfRank::RankOf(const RequestRows& request) const {
   // The pages of the last rows are there; those before a window have no number.
   for (size_t g = 0; g < layout_.groups().size(); ++g) {
@@ -49,12 +56,18 @@ void RowsOfRank::Assign(const BatchLayout& layout) {
   const size_t num_groups = layout_.groups().size();
   OUTRIDER_CHECK(layout.groups().size() == num_groups);
   runs_.clear();
+  counts_.assign(counts_.size(), 0);
+  side_by_side_.clear();
   own_.clear();
   work_.clear();
   rows_.clear();
   for (const RequestRows& request : layout.requests()) {
     const int32_t rank = RankOf(request);
     AddRankRows(request.first_row, request.query_length, rank, runs_);
+    int32_t& count = counts_[static_cast<size_t>(rank)];
+    for (int32_t i = 0; i < request.query_length; ++i) {
+      side_by_side_.push_back(count++ * place_.ranks + rank);
+    }
     if (rank == place_.rank) own_.push_back(&request);
   }
   block_tables_.resize(std::max(block_tables_.size(), own_.size() * num_groups));
@@ -93,6 +106,8 @@ void RowsOfRank::Assign(const BatchLayout& layout) {
     rows_.resize(first + static_cast<size_t>(own.query_length));
     std::iota(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(), request.first_row);
   }
+  // Others know where this rank's rows are from the whole layout alone.
+  OUTRIDER_CHECK(std::ranges::is_sorted(rows_));
 }
 
 }  // namespace outrider

@@ -2,6 +2,7 @@
 // keep those of their own requests: a layout of its own, over that rank's pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,10 +24,16 @@ struct RankRun {
 /// Appends rows [first, first + count) of `rank`, to the last run where they go on with it.
 void AddRankRows(int32_t first, int32_t count, int32_t rank, std::vector<RankRun>& runs);
 
+/// How many places every rank gets for its own rows where a step has one shape for all divisions of
+/// its `rows` among `ranks`: at least `most`, the number of the rank that has most of them. An even
+/// share, which quarters of it, or halves, or ever larger parts are added to, so a step of so many
+/// rows has few shapes.
+int32_t PlacesOfRanks(int32_t rows, int32_t most, int32_t ranks);
+
 class RowsOfRank {
  public:
   RowsOfRank(const std::vector<CacheGroupSpec>& groups, const RankPlace& place)
-      : place_(place), layout_(groups) {}
+      : place_(place), layout_(groups), counts_(static_cast<size_t>(place.ranks)) {}
 
   /// Replaces the part by that of `layout`, which must stay as it is while this one is read. A
   /// request belongs to the rank that has its pages. Reuses memory.
@@ -39,6 +46,11 @@ class RowsOfRank {
   std::span<const int32_t> rows() const { return rows_; }
   /// All rows of the whole layout, by the ranks that have them.
   std::span<const RankRun> runs() const { return runs_; }
+  /// How many rows the rank has that has most of them.
+  int32_t most_rows() const { return *std::ranges::max_element(counts_); }
+  /// [rows of the whole layout] where each stands if the ranks' rows lie side by side: row i of
+  /// rank r is number i * ranks + r.
+  std::span<const int32_t> side_by_side() const { return side_by_side_; }
 
  private:
   int32_t RankOf(const RequestRows& request) const;
@@ -49,6 +61,8 @@ class RowsOfRank {
   BatchLayout layout_;
   std::vector<int32_t> rows_;
   std::vector<RankRun> runs_;
+  std::vector<int32_t> counts_;  // of rows, by rank
+  std::vector<int32_t> side_by_side_;
   // Kept to reuse memory.
   std::vector<RequestWork> work_;
   std::vector<const RequestRows*> own_;             // of each work

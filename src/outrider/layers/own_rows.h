@@ -16,17 +16,18 @@ void AttendToOwnRows(const Context& context, const StepInputs& inputs, Tensor h,
                      Attend attend) {
   const OwnRows* const own = inputs.own();
   if (own == nullptr) return attend(context, inputs, h, x);
-  if (const int64_t rows = own->inputs.num_rows(); rows > 0) {
-    const Scratch::Frame frame(context.arena);
+  const Scratch::Frame frame(context.arena);
+  const int64_t rows = own->inputs.num_rows();
+  const Tensor own_x = context.Rows(rows, x.cols);
+  if (rows > 0) {
+    const Scratch::Frame inner(context.arena);
     const Context alone = context.Alone();
     const Tensor own_h = context.Activations(rows, h.cols);
-    const Tensor own_x = context.Rows(rows, x.cols);
-    context.ops.CopyRows(alone, h, own_h, own->in);
-    context.ops.CopyRows(alone, x, own_x, own->in);
+    context.ops.TakeOwnRows(alone, inputs, h, own_h);
+    context.ops.TakeOwnRows(alone, inputs, x, own_x);
     attend(alone, own->inputs, own_h, own_x);
-    context.ops.CopyRows(alone, own_x, x, own->out);
   }
-  context.ops.ShareRows(context, x, own->runs);
+  context.ops.ShareOwnRows(context, inputs, own_x, x);
 }
 
 /// write(context, inputs, x) writes cache entries of rows x, as above; nothing else comes of it.
@@ -39,7 +40,7 @@ void WriteOwnEntries(const Context& context, const StepInputs& inputs, Tensor x,
   const Scratch::Frame frame(context.arena);
   const Context alone = context.Alone();
   const Tensor own_x = context.Rows(rows, x.cols);
-  context.ops.CopyRows(alone, x, own_x, own->in);
+  context.ops.TakeOwnRows(alone, inputs, x, own_x);
   write(alone, own->inputs, own_x);
 }
 

@@ -184,9 +184,20 @@ class Ops {
   virtual void CopyRows(const Context& context, Tensor from, Tensor to,
                         const RowCopies& copies) const = 0;
 
-  /// Gives every rank the rows of x that `runs` names, each from the rank that has it
-  /// (StepInputs::own).
+  /// Gives every rank the rows of x that `runs` names, each from the rank that has it.
   virtual void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const = 0;
+
+  /// own = the rank's own rows of `from`, the rows of a step (StepInputs::own).
+  virtual void TakeOwnRows(const Context& context, const StepInputs& inputs, Tensor from,
+                           Tensor own) const {
+    CopyRows(context, from, own, inputs.own()->in);
+  }
+  /// x = on every rank, all rows of the step, each from the rank that has it. own: this rank's.
+  virtual void ShareOwnRows(const Context& context, const StepInputs& inputs, Tensor own,
+                            Tensor x) const {
+    CopyRows(context, own, x, inputs.own()->out);
+    ShareRows(context, x, inputs.own()->runs);
+  }
 
   /// to = x, row after row, in the host's memory.
   virtual void ToHost(const Context& context, Tensor x, std::span<float> to) const = 0;

@@ -21,11 +21,17 @@ class OwnPart {
         plan_(whole_plan.OfOwnRows()),
         inputs_(std::forward<Arguments>(arguments)...) {}
 
-  /// Replaces the own rows by those of `whole`.
-  void Assign(const BatchLayout& whole) {
+  /// Replaces the own rows by those of `whole`. Their inputs are still to be assigned.
+  const RowsOfRank& Divide(const BatchLayout& whole) {
     rows_.Assign(whole);
     plan_.Assign(rows_.layout());
-    inputs_.Assign(rows_.layout(), plan_, RowCount::kExact);
+    return rows_;
+  }
+  const RowsOfRank& rows() const { return rows_; }
+  Inputs& inputs() { return inputs_; }
+  /// Replaces the inputs by those of the rows that were divided last.
+  void Assign(RowCount count) {
+    inputs_.Assign(rows_.layout(), plan_, count);
     in_.clear();
     out_.clear();
     for (size_t i = 0; i < rows_.rows().size(); ++i) {

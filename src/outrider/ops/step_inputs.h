@@ -34,7 +34,9 @@ class StepInputs;
 /// The rows of a step whose attention this rank runs. Ranks have such rows where each keeps the
 /// cache of its own requests (AttentionPlan::cache_place).
 struct OwnRows {
-  const StepInputs& inputs;       // of the own rows, over the rank's own pages; may have no rows
+  /// Of the own rows, over the rank's own pages; may have no rows. A step that a device has rounded
+  /// has rounded own rows, too: they are moved by Ops::TakeOwnRows and ShareOwnRows alone.
+  const StepInputs& inputs;
   const RowCopies& in;            // from the rows of the step to the own rows
   const RowCopies& out;           // from the own rows to the rows of the step
   std::span<const RankRun> runs;  // all rows of the step, by the rank that has them

@@ -80,10 +80,6 @@ TEST(RankPlan, SaysThatThereAreSeveral) {
   PlanRanks({.tensor_parallel_size = 2, .data_parallel_attention = true}, TinyV3(),
             DeviceKind::kCpu, decisions);
   EXPECT_THAT(DecisionOn("attention", decisions), HasSubstr("of its own requests on every rank"));
-  decisions.clear();
-  PlanRanks({.tensor_parallel_size = 2, .data_parallel_attention = true}, TinyV3(),
-            DeviceKind::kCuda, decisions);
-  EXPECT_THAT(DecisionOn("steps of ranks", decisions), HasSubstr("operation by operation"));
 }
 
 TEST(ThreadPlan, OnlyATeamThatTakesAllProcessorsIsPinned) {

@@ -47,12 +47,6 @@ void PlanRanks(const EngineOptions& options, const ModelFacts& model, DeviceKind
     decisions.push_back({"attention", "of its own requests on every rank",
                          "--data-parallel-attention: a rank has their KV cache and all heads"});
   }
-  if (divides_requests && on_gpus) {
-    decisions.push_back(
-        {"steps of ranks", "launched operation by operation",
-         "--data-parallel-attention: every step divides its rows otherwise, so none "
-         "is recorded, and the host's launches bound the speed of short ones"});
-  }
 }
 
 ComputeThreads PlanThreads(const EngineOptions& options, const std::vector<int>& processors) {

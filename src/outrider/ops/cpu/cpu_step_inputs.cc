@@ -44,7 +44,8 @@ void CpuStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& p
   pads_ = kernel.lengths == QueryLengths::kUniform && kernel.policy == UniformPolicy::kPad;
   if (plan.cache_place().ranks == 1) return;
   if (part_ == nullptr) part_ = std::make_unique<OwnPart<CpuStepInputs>>(layout, plan);
-  part_->Assign(layout);
+  part_->Divide(layout);
+  part_->Assign(RowCount::kExact);
 }
 
 }  // namespace outrider::cpu

@@ -296,6 +296,38 @@ void CudaOps::ShareRows(const Context& context, Tensor x, std::span<const RankRu
   GatherRuns(context, x, runs);
 }
 
+void CudaOps::TakeOwnRows(const Context& context, const StepInputs& inputs, Tensor from,
+                          Tensor own) const {
+  const OwnPlaces& places = Cast(inputs).own_places();
+  if (places.count == 0) return Ops::TakeOwnRows(context, inputs, from, own);
+  OUTRIDER_CHECK(own.rows == places.count && own.cols == from.cols);
+  CopyRowsAt(from, places.rows, own);
+}
+
+void CudaOps::ShareOwnRows(const Context& context, const StepInputs& inputs, Tensor own,
+                           Tensor x) const {
+  const OwnPlaces& places = Cast(inputs).own_places();
+  if (places.count == 0) return Ops::ShareOwnRows(context, inputs, own, x);
+  OUTRIDER_CHECK(x.rows == inputs.num_rows() && own.cols == x.cols);
+  const Scratch::Frame frame(context.arena);
+  CopyRowsAt(GatheredSideBySide(context, own, places.count), places.side_by_side, x);
+}
+
+void CudaOps::CopyRowsAt(Tensor from, const int32_t* rows, Tensor to) const {
+  CheckCuda(outrider::cuda::CopyRows({.num_rows = to.rows,
+                                      .cols = to.cols,
+                                      .from = from.data,
+                                      .from_dtype = from.dtype,
+                                      .from_stride = from.stride,
+                                      .from_size = from.rows,
+                                      .from_rows = rows,
+                                      .to = to.data,
+                                      .to_dtype = to.dtype,
+                                      .to_stride = to.stride},
+                                     stream_),
+            "copying rows");
+}
+
 void CudaOps::ToHost(const Context& context, Tensor x, std::span<float> to) const {
   OUTRIDER_CHECK(std::cmp_equal(to.size(), x.rows * x.cols));
   if (to.empty()) return;
@@ -450,18 +482,7 @@ void CudaOps::HeadPartAt(const Context& context, Tensor x, const int32_t* rows, 
 Tensor CudaOps::HeadInput(const Context& context, Tensor x, const int32_t* rows,
                           int64_t count) const {
   const Tensor read = TakeRows(context, DType::kBF16, count, x.cols);
-  CheckCuda(outrider::cuda::CopyRows({.num_rows = read.rows,
-                                      .cols = read.cols,
-                                      .from = x.data,
-                                      .from_dtype = x.dtype,
-                                      .from_stride = x.stride,
-                                      .from_size = x.rows,
-                                      .from_rows = rows,
-                                      .to = read.data,
-                                      .to_dtype = read.dtype,
-                                      .to_stride = read.stride},
-                                     stream_),
-            "rows of logits");
+  CopyRowsAt(x, rows, read);
   return read;
 }
 

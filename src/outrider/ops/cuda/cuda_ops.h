@@ -123,6 +123,10 @@ class CudaOps : public Ops,
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
   void ShareRows(const Context& context, Tensor x, std::span<const RankRun> runs) const override;
+  void TakeOwnRows(const Context& context, const StepInputs& inputs, Tensor from,
+                   Tensor own) const override;
+  void ShareOwnRows(const Context& context, const StepInputs& inputs, Tensor own,
+                    Tensor x) const override;
 
   void ToHost(const Context& context, Tensor x, std::span<float> to) const override;
 
@@ -208,6 +212,8 @@ class CudaOps : public Ops,
  private:
   /// The rows that a head reads, as it reads them; memory of the arena.
   Tensor HeadInput(const Context& context, Tensor x, const int32_t* rows, int64_t count) const;
+  /// to[i] = from[rows[i]]; rows [to.rows] on the device.
+  void CopyRowsAt(Tensor from, const int32_t* rows, Tensor to) const;
   void HeadPart(Tensor x, const Weight& w, Tensor part) const;
   /// A product with a weight that ranks share: brings its input together, or its columns.
   void MultiplyShared(const Context& context, const Product& product) const;

@@ -79,12 +79,11 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
   layout_ = &layout;
   plan_ = &plan;
   states_.Assign(layout);
-  // Where rows are divided among ranks, every step divides them otherwise.
-  const bool divides = plan.cache_place().ranks > 1;
-  rounded_ = count == RowCount::kRounded && !divides && layout.num_rows() > 0 &&
+  // Of the whole step alone where its requests are divided, so that all ranks say the same.
+  rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
              layout.num_rows() <= kMostRoundedRows &&
              std::ranges::all_of(layout.requests(), IsGenerated) && states_.IsPlain();
-  if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
+  if (rounded_) RoundRowsTo(places_ > 0 ? places_ : RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.tokens());
   moved_places_.assign(places.begin(), places.end());
   OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
@@ -95,13 +94,23 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
                    (r < generated.size() && std::cmp_equal(generated[r].first_row, r) &&
                     generated[r].query_length == 1));
   }
+  if (plan.cache_place().ranks > 1) AssignOwn();
   Copy();
-  if (!divides) return;
-  OUTRIDER_CHECK(places.empty());
+}
+
+void CudaStepInputs::AssignOwn() {
+  OUTRIDER_CHECK(moved_places_.empty());
   if (part_ == nullptr) {
-    part_ = std::make_unique<OwnPart<CudaStepInputs>>(layout, plan, stream_, kept_);
+    part_ = std::make_unique<OwnPart<CudaStepInputs>>(*layout_, *plan_, stream_, kept_);
   }
-  part_->Assign(layout);
+  const RowsOfRank& rows = part_->Divide(*layout_);
+  const int32_t ranks = plan_->cache_place().ranks;
+  own_places_ = {};
+  if (rounded_) own_places_.count = PlacesOfRanks(num_rows(), rows.most_rows(), ranks);
+  part_->inputs().places_ = own_places_.count;
+  part_->Assign(rounded_ ? RowCount::kRounded : RowCount::kExact);
+  const CudaStepInputs& own = part_->inputs();
+  OUTRIDER_CHECK(own.num_rows() == 0 || own.rounded() == rounded_);
 }
 
 std::span<const RequestRows> CudaStepInputs::Generated() const {
@@ -122,6 +131,7 @@ void CudaStepInputs::Copy() {
   tokens_at_ = arrays_.Add(tokens_.tokens(), count, TokenRef(0));
   const size_t positions = arrays_.Add(layout_->positions(), count);
   const size_t true_rows = arrays_.Add(std::span(&true_count, 1), 1);
+  const OwnPlacesAt own_places = AddOwnPlaces();
   states_.Add(arrays_, num_rows(), rounded_);
   groups_.resize(layout_->groups().size());
   for (size_t i = 0; i < groups_.size(); ++i) AddGroup(i);
@@ -130,9 +140,23 @@ void CudaStepInputs::Copy() {
   token_ids_ = arrays_.At<int32_t>(tokens_at_);
   positions_ = arrays_.At<int32_t>(positions);
   true_rows_ = arrays_.At<int32_t>(true_rows);
+  if (own_places_.count > 0) {
+    own_places_.rows = arrays_.At<int32_t>(own_places.rows);
+    own_places_.side_by_side = arrays_.At<int32_t>(own_places.side_by_side);
+  }
   states_.Place(arrays_);
   for (Group& group : groups_) Place(group);
   if (!moved_places_.empty()) Move(places);
+}
+
+CudaStepInputs::OwnPlacesAt CudaStepInputs::AddOwnPlaces() {
+  if (own_places_.count == 0) return {};
+  const RowsOfRank& rows = part_->rows();
+  const std::span<const int32_t> own = rows.rows();
+  const std::span<const int32_t> all = rows.side_by_side();
+  return {.rows = arrays_.Add(own, static_cast<size_t>(own_places_.count),
+                              own.empty() ? 0 : own.back()),
+          .side_by_side = arrays_.Add(all, static_cast<size_t>(num_rows()), all.back())};
 }
 
 void CudaStepInputs::Move(size_t places_at) const {
@@ -306,6 +330,13 @@ CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
 void CudaStepInputs::AddTo(RunKey& key) const {
   // Another object's arrays may lie where those of one that is gone were.
   key.Add(static_cast<int64_t>(number_)).Add(num_rows()).Add(token_ids_);
+  if (own_places_.count > 0) {
+    // What is read of requests is read of the own ones.
+    const CudaStepInputs& own = part_->inputs();
+    key.Add(own_places_.count).Add(own_places_.rows).Add(own.num_rows());
+    if (own.num_rows() > 0) own.AddTo(key);
+    return;
+  }
   key.Add(states().requests).Add(states().checkpoint_pages);
   key.Add(static_cast<int64_t>(groups_.size()));
   for (const Group& group : groups_) {

@@ -68,6 +68,15 @@ struct CacheInputs {
   std::vector<PromptGroup> prompts;  // expanded
 };
 
+/// Where rows are in a rounded step whose requests are divided among ranks. Every rank has as many
+/// places for its own rows, so that such a step has one shape for all; numbers of rows are arrays
+/// in the device's memory. Places that are no row's have the number of a row.
+struct OwnPlaces {
+  int32_t count = 0;              // of each rank; 0: the step is not rounded, or not divided
+  const int32_t* rows = nullptr;  // [count] the row of the step in each place of this rank
+  const int32_t* side_by_side = nullptr;  // [rows of the step] see RowsOfRank::side_by_side
+};
+
 /// How many rows a step of `rows` has with RowCount::kRounded: at most an eighth more.
 int32_t RoundedRows(int32_t rows);
 
@@ -90,6 +99,7 @@ class CudaStepInputs : public StepInputs {
   }
   /// What the rows do to running states; without requests where the network keeps none.
   const KdaStep& states() const { return states_.step(); }
+  const OwnPlaces& own_places() const { return own_places_; }
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }
 
@@ -118,6 +128,15 @@ class CudaStepInputs : public StepInputs {
     RequestArrays per_head_prompts_at = {};
     std::vector<RequestArrays> prompts_at;
   };
+  struct OwnPlacesAt {
+    size_t rows = 0;
+    size_t side_by_side = 0;
+  };
+
+  /// Divides the rows among ranks and assigns the own ones.
+  void AssignOwn();
+  /// Adds the arrays of own_places_, if there are any.
+  OwnPlacesAt AddOwnPlaces();
   /// Copies the rows, and what is read of them in every group.
   void Copy();
   void AddGroup(size_t index);
@@ -150,6 +169,8 @@ class CudaStepInputs : public StepInputs {
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
   std::unique_ptr<OwnPart<CudaStepInputs>> part_;  // null: attention of all rows runs here
+  OwnPlaces own_places_;
+  int32_t places_ = 0;  // that these rows are rounded to, of a part; 0: as RoundedRows says
   HostTokens tokens_;
   std::vector<int32_t> moved_places_;  // by row; empty: all rows lie where the layout says
   // Arrays of the rows, then those of the groups.

@@ -126,6 +126,23 @@ void GatherRuns(const Context& context, Tensor x, std::span<const RankRun> runs)
   context.ops.CopyRows(context, packed, x, unpack);
 }
 
+Tensor GatheredSideBySide(const Context& context, Tensor mine, int64_t places) {
+  const RankPlace place = context.place();
+  OUTRIDER_CHECK(place.ranks > 1 && place.ranks <= kMostRanks);
+  OUTRIDER_CHECK(mine.rows == 0 || mine.rows == places);
+  if (mine.rows == 0) mine = TakeRows(context, mine.dtype, places, mine.cols);
+  const auto size = static_cast<int64_t>(DTypeSize(mine.dtype));
+  const int64_t stride = (mine.cols + 7) / 8 * 8;
+  const Tensor all = TakeRows(context, mine.dtype, places, stride * place.ranks);
+  std::array<Share, kMostRanks> columns = {};
+  for (int32_t rank = 0; rank < place.ranks; ++rank) {
+    columns[static_cast<size_t>(rank)] = {rank * stride * size, mine.cols * size};
+  }
+  RanksOf(context).GatherOnDevice(std::array{GatheredRows{
+      AsBytes(mine), AsBytes(all), std::span(columns).first(static_cast<size_t>(place.ranks))}});
+  return {all.data, all.dtype, places * place.ranks, mine.cols, stride};
+}
+
 Tensor Gathered(const Context& context, Tensor mine, Cut cut, int64_t cols) {
   if (context.place().ranks == 1 || cut == Cut::kNone) return mine;
   const Tensor all = TakeRows(context, mine.dtype, mine.rows, cols);

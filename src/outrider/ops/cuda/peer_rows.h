@@ -47,6 +47,10 @@ void GatherInPlace(const Context& context, Tensor all, Cut cut);
 /// Every row of `x` in `runs` becomes that of the rank that has it, on all ranks, in one exchange.
 void GatherRuns(const Context& context, Tensor x, std::span<const RankRun> runs);
 
+/// Rows [places * ranks, cols] in the arena: row i of rank r is number i * ranks + r. `mine`: this
+/// rank's `places` rows; without rows where nobody reads them.
+Tensor GatheredSideBySide(const Context& context, Tensor mine, int64_t places);
+
 /// Rows [mine.rows, cols] in the arena with the columns of all ranks; `mine` with one rank.
 Tensor Gathered(const Context& context, Tensor mine, Cut cut, int64_t cols);
 
