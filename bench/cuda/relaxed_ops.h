@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "bench/cuda/cublaslt_oracle.h"
+#include "bench/cuda/matmul/cublaslt_oracle.h"
 #include "outrider/base/error.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/cuda_weights.h"

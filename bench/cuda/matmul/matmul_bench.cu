@@ -15,10 +15,10 @@
 #include <string>
 #include <utility>
 
-#include "bench/cuda/cublaslt_oracle.h"
 #include "bench/cuda/goal_figures.h"
 #include "bench/cuda/graph_timer.h"
-#include "bench/cuda/matmul_weights.h"
+#include "bench/cuda/matmul/cublaslt_oracle.h"
+#include "bench/cuda/matmul/matmul_weights.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
 
 namespace outrider::cuda {

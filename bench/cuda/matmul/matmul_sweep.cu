@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench/cuda/cublaslt_oracle.h"
 #include "bench/cuda/graph_timer.h"
-#include "bench/cuda/matmul_weights.h"
+#include "bench/cuda/matmul/cublaslt_oracle.h"
+#include "bench/cuda/matmul/matmul_weights.h"
 
 namespace outrider::cuda {
 namespace {
