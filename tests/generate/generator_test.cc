@@ -5,6 +5,7 @@
 
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "outrider/openai/api_error.h"
@@ -83,6 +84,19 @@ TEST_F(GeneratorTest, AnAbortedRequestEndsWithADelta) {
       });
   generator.Abort(started.ids.front());
   EXPECT_EQ(reason.get_future().get(), FinishReason::kAbort);
+}
+
+TEST_F(GeneratorTest, ARefusedChoiceEndsThoseBeforeItWithoutAWord) {
+  StubGenerationService full({.max_requests = 2, .refuses_late = true, .held = true});
+  Generator generator(full, encoder_, nullptr, OutputFormat{}, kMaxModelLen);
+  openai::TokenRequest request = Completion("abc");
+  request.n = 3;
+  int num_deltas = 0;
+  EXPECT_THROW(generator.Stream(std::move(request), [&](size_t, OutputDelta&&) { ++num_deltas; }),
+               Error);
+  full.Release();
+  while (full.num_aborted() < 2) std::this_thread::yield();
+  EXPECT_EQ(num_deltas, 0);
 }
 
 TEST_F(GeneratorTest, WithoutMaxTokensTheDefaultHolds) {

@@ -112,6 +112,8 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
         ("a slot keeps the limit of the request before", "execute/request_slot.cc",
          "  draft_limit = DraftLimit::kNone;\n", "", "*NothingOfALifeBefore*")),
     "generate_test": (
+        ("a refusal is told as an abort", "generate/generator.cc", "if (!*refused) sink", "sink",
+         "GeneratorTest.ARefusedChoice*"),
         ("any number of example questions", "generate/model_defaults.cc",
          " || list.size() > kMostQuestions", "", "ExampleQuestionsTest.OtherFiles*"),),
     "full_disk_test.sh": (

@@ -4,21 +4,27 @@
 #include <mutex>
 #include <utility>
 
-#include "outrider/base/error.h"
-
 namespace outrider {
 
 Generator::Generator(GenerationService& service, const PromptEncoder& encoder,
                      GrammarCompiler* grammars, const OutputFormat& format, int32_t max_model_len)
     : service_(service), grammars_(grammars), preparer_(encoder, format, max_model_len) {}
 
+void Generator::Settle(openai::TokenRequest* request) const {
+  preparer_.SettleTools(request, grammars_ != nullptr);
+  if (!request->grammar || grammars_ != nullptr) return;
+  throw openai::RequestError(
+      ErrorCode::kInvalidArgument, request->grammar_field,
+      fmt::format("{}: this model has no tokenizer, which structured output needs",
+                  request->grammar_field));
+}
+
 PreparedRequest Generator::Prepare(openai::TokenRequest request) const {
   // Blocks of the cache are found by what is in them and by the salt.
   if (const int64_t generation = cache_generation_; generation > 0) {
     request.cache_salt = fmt::format("generation {}/{}", generation, request.cache_salt);
   }
-  if (request.answer.chat) preparer_.SettleTools(&request, grammars_ != nullptr);
-  RefuseWithoutGrammars(request, grammars_);
+  Settle(&request);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
     grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Compile(spec); });
@@ -26,27 +32,30 @@ PreparedRequest Generator::Prepare(openai::TokenRequest request) const {
   return preparer_.Prepare(std::move(request), {}, grammar);
 }
 
-StartedRequest Generator::Submit(PreparedRequest prepared, const Sink& sink) {
-  StartedRequest started;
-  started.n = prepared.info.n;
-  started.prompts = std::move(prepared.info.prompts);
-  service_.CheckRoom(static_cast<int64_t>(prepared.requests.size()));
+std::vector<RequestId> Generator::Submit(std::vector<GenerationRequest> choices, const Sink& sink) {
+  std::vector<RequestId> ids;
+  ids.reserve(choices.size());
+  const auto refused = std::make_shared<std::atomic<bool>>(false);
+  service_.CheckRoom(static_cast<int64_t>(choices.size()));
   try {
-    for (size_t choice = 0; choice < prepared.requests.size(); ++choice) {
-      started.ids.push_back(service_.Submit(std::move(prepared.requests[choice]),
-                                            [sink, choice](RequestId /*id*/, OutputDelta&& delta) {
-                                              sink(choice, std::move(delta));
-                                            }));
+    for (size_t choice = 0; choice < choices.size(); ++choice) {
+      ids.push_back(service_.Submit(std::move(choices[choice]),
+                                    [sink, refused, choice](RequestId /*id*/, OutputDelta&& delta) {
+                                      if (!*refused) sink(choice, std::move(delta));
+                                    }));
     }
-  } catch (const Error&) {
-    for (const RequestId id : started.ids) service_.Abort(id);
+  } catch (...) {
+    *refused = true;
+    for (const RequestId id : ids) service_.Abort(id);
     throw;
   }
-  return started;
+  return ids;
 }
 
 StartedRequest Generator::Stream(openai::TokenRequest request, const Sink& sink) {
-  return Submit(Prepare(std::move(request)), sink);
+  PreparedRequest prepared = Prepare(std::move(request));
+  return {Submit(std::move(prepared.requests), sink), std::move(prepared.info.prompts),
+          prepared.info.n};
 }
 
 StartedRequest Generator::Score(openai::TokenRequest request, std::vector<int32_t> answer,
@@ -68,7 +77,7 @@ std::vector<OutputDelta> Generator::Generate(openai::TokenRequest request) {
   PreparedRequest prepared = Prepare(std::move(request));
   const auto answers = std::make_shared<Answers>();
   answers->choices.resize(prepared.requests.size());
-  Submit(std::move(prepared), [answers](size_t choice, OutputDelta&& delta) {
+  Submit(std::move(prepared.requests), [answers](size_t choice, OutputDelta&& delta) {
     const std::lock_guard lock(answers->mutex);
     JoinDeltas(std::move(delta), &answers->choices[choice]);
     if (!answers->choices[choice].finish_reason) return;

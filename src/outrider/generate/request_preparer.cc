@@ -125,13 +125,6 @@ void GiveAnswer(const std::vector<int32_t>& answer, GenerationRequest* request) 
 
 }  // namespace
 
-void RefuseWithoutGrammars(const TokenRequest& request, const GrammarCompiler* grammars) {
-  if (!request.grammar || grammars != nullptr) return;
-  throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
-                     fmt::format("{}: this model has no tokenizer, which structured output needs",
-                                 request.grammar_field));
-}
-
 void RequestPreparer::SettleTools(TokenRequest* request, bool can_constrain) const {
   if (request->tools.choice == ToolChoice::kNone) {
     if (!request->chat.tools_json.empty() && !encoder_.SupportsTools()) {

@@ -2,8 +2,6 @@
 // of reasoning and tool calls, and the limits that depend on the prompt.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,10 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "outrider/base/error.h"
 #include "outrider/engine/generation.h"
-#include "outrider/grammar/grammar_compiler.h"
-#include "outrider/openai/api_error.h"
+#include "outrider/grammar/compiled_grammar.h"
 #include "outrider/openai/choices_writer.h"
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
@@ -29,21 +25,6 @@ struct PreparedRequest {
   openai::AnswerInfo info;                  // with the prompts
   OutputTask task;                          // what to tell apart in the answer to a conversation
 };
-
-/// Throws RequestError where the text is to be constrained and there is no compiler of grammars.
-void RefuseWithoutGrammars(const openai::TokenRequest& request, const GrammarCompiler* grammars);
-
-/// What `get` returns for the request's grammar; its errors name the field that asked for it.
-template <typename Get>
-std::shared_ptr<const CompiledGrammar> GrammarOf(const openai::TokenRequest& request,
-                                                 const Get& get) {
-  try {
-    return get(*request.grammar);
-  } catch (const Error& error) {
-    throw openai::RequestError(error.code(), request.grammar_field,
-                               fmt::format("{}: {}", request.grammar_field, error.what()));
-  }
-}
 
 /// Thread-safe. All of it throws Error for what the request is to blame for.
 class RequestPreparer {

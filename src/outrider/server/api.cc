@@ -87,11 +87,11 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
       models_(options_.served_model_names),
       service_(service),
       encoder_(encoder),
-      preparer_(encoder, options_.output_format, options_.limits.max_model_len),
+      generator_(service, encoder, grammars, options_.output_format, options_.limits.max_model_len),
       metrics_(std::make_shared<ServerMetrics>(models_.names()[0], options_.limits.max_model_len)),
       reporter_(options_.log_requests, options_.otlp_traces_endpoint),
       start_time_(std::time(nullptr)),
-      starter_(models_, options_.limits, preparer_, service, grammars, metrics_, reporter_,
+      starter_(models_, options_.limits, generator_, metrics_, reporter_,
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
@@ -466,7 +466,7 @@ HttpResponse Api::CountTokens(const std::string& body) const {
   openai::TokenRequest request =
       openai::ParseMessageRequest(body, options_.limits, /*only_prompt=*/true);
   models_.Resolve(request.model);
-  preparer_.SettleTools(&request, /*can_constrain=*/false);
+  generator_.preparer().SettleTools(&request, /*can_constrain=*/false);
   return TextResponse(
       "application/json",
       fmt::format(R"({{"input_tokens":{}}})", encoder_.EncodeChat(request.chat).token_ids.size()));
@@ -477,9 +477,9 @@ HttpResponse Api::Render(const std::string& body, bool chat) const {
   openai::TokenRequest request =
       chat ? openai::ParseChatRequest(body, limits) : openai::ParseCompletionRequest(body, limits);
   request.model = models_.Resolve(request.model);
-  preparer_.SettleTools(&request, /*can_constrain=*/true);
+  generator_.preparer().SettleTools(&request, /*can_constrain=*/true);
   std::vector<std::string> rendered;
-  for (const std::vector<int32_t>& prompt : preparer_.Prompts(&request)) {
+  for (const std::vector<int32_t>& prompt : generator_.preparer().Prompts(&request)) {
     rendered.push_back(
         openai::RenderedJson(request, prompt,
                              openai::ResolveMaxTokens(request, static_cast<int64_t>(prompt.size()),
@@ -492,9 +492,9 @@ HttpResponse Api::Render(const std::string& body, bool chat) const {
 HttpResponse Api::Detokenize(const std::string& body) const {
   const openai::DetokenizeRequest request = openai::ParseDetokenizeRequest(body, options_.limits);
   models_.Resolve(request.model);
-  return TextResponse(
-      "application/json",
-      fmt::format(R"({{"prompt":{}}})", JsonString(preparer_.TextOf(request.token_ids))));
+  return TextResponse("application/json",
+                      fmt::format(R"({{"prompt":{}}})",
+                                  JsonString(generator_.preparer().TextOf(request.token_ids))));
 }
 
 HttpResponse Api::Abort(const std::string& body, int32_t caller) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
-#include "outrider/generate/request_preparer.h"
+#include "outrider/generate/generator.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
@@ -127,7 +127,7 @@ class Api : public HttpApplication {
   const ServedModels models_;
   GenerationService& service_;
   const PromptEncoder& encoder_;
-  const RequestPreparer preparer_;
+  Generator generator_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter reporter_;
   const int64_t start_time_;  // seconds since 1970

@@ -38,12 +38,11 @@ std::vector<HttpHeader> IdHeaders(const std::string& id, openai::ErrorForm form)
 
 }  // namespace
 
-GenerationResponse::GenerationResponse(GenerationService& service,
-                                       std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
-                                       RequestRecord record, RequestReporter& reporter,
-                                       KeyAdmission admission, RunJob run_elsewhere,
-                                       openai::ErrorForm form)
-    : service_(service),
+GenerationResponse::GenerationResponse(Generator& generator, std::shared_ptr<ServerMetrics> metrics,
+                                       HttpWaker waker, RequestRecord record,
+                                       RequestReporter& reporter, KeyAdmission admission,
+                                       RunJob run_elsewhere, openai::ErrorForm form)
+    : generator_(generator),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
       caller_(admission.caller),
@@ -61,23 +60,20 @@ void GenerationResponse::UpdateRecord(const std::function<void(RequestRecord&)>&
 
 void GenerationResponse::Start(std::unique_ptr<openai::AnswerWriter> writer,
                                std::vector<GenerationRequest> requests, int32_t stream_interval) {
+  if (ended()) return;
   stream_interval_ = static_cast<size_t>(stream_interval);
-  timings_.resize(requests.size());
+  timings_.resize(requests.size(), {.last_token = std::chrono::steady_clock::now()});
   writer_ = std::move(writer);
   unwritten_.resize(requests.size());
   has_written_.resize(requests.size());
   num_unfinished_ = requests.size();
   try {
-    service_.CheckRoom(static_cast<int64_t>(requests.size()));  // all of them or none
-    for (size_t i = 0; i < requests.size() && !ended(); ++i) {
-      timings_[i].last_token = std::chrono::steady_clock::now();
-      const RequestId id = service_.Submit(
-          std::move(requests[i]), [self = shared_from_this(), i](RequestId, OutputDelta&& delta) {
-            self->OnDelta(i, std::move(delta));
-          });
-      std::lock_guard<std::mutex> lock(mutex_);
-      ids_.push_back(id);
-    }
+    std::vector<RequestId> ids = generator_.Submit(
+        std::move(requests), [self = shared_from_this()](size_t choice, OutputDelta&& delta) {
+          self->OnDelta(choice, std::move(delta));
+        });
+    std::lock_guard<std::mutex> lock(mutex_);
+    ids_ = std::move(ids);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOverloaded) metrics_->CountRefusal();
     Fail(openai::FromError(error));
@@ -86,7 +82,7 @@ void GenerationResponse::Start(std::unique_ptr<openai::AnswerWriter> writer,
     std::lock_guard<std::mutex> lock(mutex_);
     submitted_ = true;
   }
-  // One was refused, or the client went away meanwhile.
+  // The client went away meanwhile.
   if (ended() || aborted_by_client()) AbortRequests();
   waker_.Wake();  // a stream's head need not wait for its first token
 }
@@ -128,7 +124,7 @@ void GenerationResponse::AbortRequests() {
     std::lock_guard<std::mutex> lock(mutex_);
     ids.swap(ids_);
   }
-  for (const RequestId id : ids) service_.Abort(id);
+  for (const RequestId id : ids) generator_.Abort(id);
 }
 
 void GenerationResponse::Observe(size_t choice, const OutputDelta& delta) {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/engine/generation_service.h"
+#include "outrider/generate/generator.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/answer_writer.h"
 #include "outrider/openai/api_error.h"
@@ -28,24 +28,23 @@ class GenerationResponse : public HttpProducer,
  public:
   using RunJob = std::function<void(std::function<void()>)>;
 
-  /// `service` and `reporter` must outlive the connection; the engine may keep the response for
+  /// `generator` and `reporter` must outlive the connection; the engine may keep the response for
   /// longer, in the sinks of aborted requests. `record` is what is known of the request so far.
   /// `admission` (ApiKeys::Admit) is held until the request's end, which is reported once.
   /// `run_elsewhere` runs a job on another thread; it is used on the I/O thread only, for what is
   /// too long for that. `form`: of an error that is the answer.
-  GenerationResponse(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
-                     HttpWaker waker, RequestRecord record, RequestReporter& reporter,
-                     KeyAdmission admission, RunJob run_elsewhere,
-                     openai::ErrorForm form = openai::ErrorForm::kOpenAi);
+  GenerationResponse(Generator& generator, std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
+                     RequestRecord record, RequestReporter& reporter, KeyAdmission admission,
+                     RunJob run_elsewhere, openai::ErrorForm form = openai::ErrorForm::kOpenAi);
 
   /// Whose request it is. Any thread.
   int32_t caller() const { return caller_; }
 
   /// Adds what was learned of the request since. Before Start; work thread.
   void UpdateRecord(const std::function<void(RequestRecord&)>& update);
-  /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
-  /// the answer is the error. A stream has events of at least `stream_interval` tokens, but for the
-  /// first and the last. Work thread.
+  /// Submits the requests, one per choice of `writer`. If one is refused none runs and the answer
+  /// is the error. A stream has events of at least `stream_interval` tokens, but for the first and
+  /// the last. Work thread.
   void Start(std::unique_ptr<openai::AnswerWriter> writer, std::vector<GenerationRequest> requests,
              int32_t stream_interval);
   /// The answer is this error. Any thread.
@@ -88,7 +87,7 @@ class GenerationResponse : public HttpProducer,
   void WriteHeld(size_t choice, std::string* out);
   void ProduceWhole(std::vector<Pending> deltas, HttpOutput* output);
 
-  GenerationService& service_;
+  Generator& generator_;
   const std::shared_ptr<ServerMetrics> metrics_;
   const HttpWaker waker_;
   const int32_t caller_;

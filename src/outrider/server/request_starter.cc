@@ -65,14 +65,11 @@ void OrFail(GenerationResponse& response, const Work& work) {
 }  // namespace
 
 RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
-                               const RequestPreparer& preparer, GenerationService& service,
-                               GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
+                               Generator& generator, std::shared_ptr<ServerMetrics> metrics,
                                RequestReporter& reporter, bool share_prefix_cache)
     : models_(models),
       limits_(limits),
-      preparer_(preparer),
-      service_(service),
-      grammars_(grammars),
+      generator_(generator),
       metrics_(std::move(metrics)),
       reporter_(reporter),
       share_prefix_cache_(share_prefix_cache),
@@ -94,11 +91,11 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(const AnswerForm& form,
   record.trace = ReadTraceContext(request);
   record.received = std::chrono::system_clock::now();
   auto response = std::make_shared<GenerationResponse>(
-      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
+      generator_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
       [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); },
       form.error_form);
   try {
-    service_.CheckRoom(1);  // before the work of reading the body
+    generator_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
     metrics_->CountRefusal();
     response->Fail(openai::FromError(error));
@@ -141,11 +138,11 @@ void RequestStarter::StartBody(const ResponsePtr& response, const AnswerForm& fo
   openai::TokenRequest request = form.parse(body, limits_);
   request.model = models_.Resolve(request.model);
   if (!share_prefix_cache_) request.cache_salt = SaltOf(response->caller(), request.cache_salt);
-  preparer_.SettleTools(&request, grammars_ != nullptr);
+  generator_.Settle(&request);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
-    RefuseWithoutGrammars(request, grammars_);
-    grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Find(spec); });
+    grammar = GrammarOf(request,
+                        [&](const GrammarSpec& spec) { return generator_.grammars()->Find(spec); });
     if (grammar == nullptr) return StartCompiling(response, form, client, std::move(request));
   }
   StartParsed(response, form, std::move(request), grammar);
@@ -170,7 +167,7 @@ void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
       const double seconds =
           job->is_long ? std::numeric_limits<double>::infinity() : kShortCompilation;
       const auto grammar = GrammarOf(job->request, [&](const GrammarSpec& spec) {
-        return grammars_->TryCompile(spec, seconds, &stopping_);
+        return generator_.grammars()->TryCompile(spec, seconds, &stopping_);
       });
       if (grammar != nullptr) {
         StartParsed(job->response, *job->form, std::move(job->request), grammar);
@@ -203,7 +200,8 @@ void RequestStarter::StartParsed(const ResponsePtr& response, const AnswerForm& 
   known.model = info.model;
   known.n = request.n;
   const std::string response_members = std::move(request.response_members);
-  PreparedRequest prepared = preparer_.Prepare(std::move(request), std::move(info), grammar);
+  const RequestPreparer& preparer = generator_.preparer();
+  PreparedRequest prepared = preparer.Prepare(std::move(request), std::move(info), grammar);
   const SamplingParams& sampling = prepared.requests.front().sampling;
   metrics_->ObserveRequest(known.n, sampling.max_tokens);
   response->UpdateRecord([&](RequestRecord& record) {
@@ -217,7 +215,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, const AnswerForm& 
       record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
     }
   });
-  auto writer = form.make_writer(&prepared, response_members, preparer_.encoder());
+  auto writer = form.make_writer(&prepared, response_members, preparer.encoder());
   response->Start(std::move(writer), std::move(prepared.requests), stream_interval);
 }
 

@@ -10,9 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "outrider/engine/generation_service.h"
-#include "outrider/generate/request_preparer.h"
-#include "outrider/grammar/grammar_compiler.h"
+#include "outrider/generate/generator.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
 #include "outrider/server/answer_form.h"
@@ -26,12 +24,10 @@ namespace outrider {
 
 class RequestStarter {
  public:
-  /// All references must outlive this; `grammars` may be null: then requests that constrain their
-  /// text are refused. Without `share_prefix_cache` a caller with a key finds its own prefixes
-  /// only.
+  /// All references must outlive this. Without `share_prefix_cache` a caller with a key finds its
+  /// own prefixes only.
   RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
-                 const RequestPreparer& preparer, GenerationService& service,
-                 GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
+                 Generator& generator, std::shared_ptr<ServerMetrics> metrics,
                  RequestReporter& reporter, bool share_prefix_cache);
   /// Ends what is being compiled.
   ~RequestStarter();
@@ -77,9 +73,7 @@ class RequestStarter {
 
   const ServedModels& models_;
   const openai::RequestLimits& limits_;
-  const RequestPreparer& preparer_;
-  GenerationService& service_;
-  GrammarCompiler* const grammars_;
+  Generator& generator_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter& reporter_;
   const bool share_prefix_cache_;  // between callers
