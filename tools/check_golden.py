@@ -73,6 +73,8 @@ class Network:
         self.c, self.t, self.wrong = config, tensors, wrong
         self.is_v2 = config["model_type"] == "deepseek_v2"
         self.choice_margin = math.inf  # of an indexer, relative
+        # Of the last row alone: by what an indexer's choice and a router's are clear.
+        self.last_choice_margin = self.last_routing_margin = math.inf
         self.eps = config["rms_norm_eps"] * (10 if wrong == "eps" else 1)
         self.latent_eps = 1e-5 if wrong == "latent_eps" else 1e-6
         self.interleaved = config.get("rope_interleave", True) != (wrong == "pairing")
@@ -170,6 +172,7 @@ class Network:
         if rows > c["index_topk"]:
             gaps = (best[..., -2] - best[..., -1])[c["index_topk"]:] / scores[scores > -math.inf].std()
             self.choice_margin = min(self.choice_margin, gaps.min().item())
+            self.last_choice_margin = min(self.last_choice_margin, gaps[-1].item())
         return hidden.scatter(-1, scores.topk(min(c["index_topk"], rows), -1)[1], 0.0)
 
     def route(self, x, name):
@@ -188,6 +191,8 @@ class Network:
             fill = 0.0 if wrong == "mask" else -math.inf
             choice = groups.masked_fill(kept[..., None] == 0, fill).flatten(1)
         index = choice.topk(c["num_experts_per_tok"])[1]
+        ranked = choice[-1].sort(descending=True)[0][c["num_experts_per_tok"] - 1:]
+        self.last_routing_margin = min([self.last_routing_margin, *(ranked[:-1] - ranked[1:])[:1].tolist()])
         weights = (choice if wrong == "biased_weights" else scores).gather(1, index)
         if c["norm_topk_prob"] != (wrong == "norm_topk"):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -10,7 +10,8 @@ types; tools/random_checkpoints.py draws them from a seed, and the repository ha
 transformers' own class computes the golden files in float32 from the weights as stored: the
 files are read back, FP8 blocks are multiplied out, and the result is loaded into the class. Prompts
 are drawn until no routing choice and no greedy token of the golden files is a near tie, so another
-order of summation cannot flip one. docs/golden-files.md describes the files. One family after the
+order of summation cannot flip one; those of STEADY token by token, so that arithmetic in bfloat16
+cannot flip a choice of the prompt either. docs/golden-files.md describes the files. One family after the
 other makes this file long.
 """
 import argparse
@@ -24,6 +25,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import check_golden
 import random_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -32,6 +34,11 @@ PROMPT_LENGTHS = (33, 7)
 NEW_TOKENS = 24
 MIN_ROUTING_MARGIN = 1e-4  # between the last chosen and the first rejected expert or group
 MIN_ARGMAX_MARGIN = 1e-2  # between the two largest logits of a greedy step
+# Of prompts whose choices hold in bfloat16: of an indexer in standard deviations of its scores, and as above.
+STEADY_CHOICE_MARGIN, STEADY_ROUTING_MARGIN = 0.02, 0.02
+STEADY_ARGMAX_MARGIN = 2e-3  # their logits are smaller
+STEADY_PROMPT_LENGTHS = (100, 7)
+STEADY_ROWS = 32  # the last ones of a case, which are kept
 VOCAB = 264  # 6 special tokens, 256 bytes, 2 unused
 FIRST_BYTE_TOKEN = 6
 
@@ -120,8 +127,23 @@ GLM_MOE_DSA = DEEPSEEK_V32 | dict(
     rms_norm_eps=1e-5, rope_theta=1000000, rope_scaling=None, index_n_heads=16, index_head_dim=16,
     index_topk=5)
 
+# Both in sizes that a GPU takes, with a module.
+DEEPSEEK_V32_GPU = DEEPSEEK_V32 | dict(
+    hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_attention_heads=16,
+    num_key_value_heads=16, q_lora_rank=32, kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64,
+    v_head_dim=32, n_routed_experts=8, num_nextn_predict_layers=1, index_n_heads=64, index_head_dim=128,
+    index_topk=64)
+
+GLM_MOE_DSA_GPU = GLM_MOE_DSA | dict(
+    hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_attention_heads=24,
+    num_key_value_heads=24, q_lora_rank=48, kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64,
+    v_head_dim=64, n_routed_experts=8, num_nextn_predict_layers=1, index_n_heads=32, index_head_dim=128,
+    index_topk=48)
+
 CHECKPOINTS = {"tiny-v2": DEEPSEEK_V2, "tiny-v2-lite": DEEPSEEK_V2_LITE, "tiny-glm4-moe-lite": GLM4_MOE_LITE, "tiny-kimi-k25-fp8": KIMI,
-               "tiny-v3-options": V3_OPTIONS, "tiny-v32": DEEPSEEK_V32, "tiny-glm-dsa": GLM_MOE_DSA}
+               "tiny-v3-options": V3_OPTIONS, "tiny-v32": DEEPSEEK_V32, "tiny-glm-dsa": GLM_MOE_DSA,
+               "tiny-v32-gpu": DEEPSEEK_V32_GPU, "tiny-glm-dsa-gpu": GLM_MOE_DSA_GPU}
+STEADY = ("tiny-v32-gpu", "tiny-glm-dsa-gpu")
 
 
 def text_config(config):
@@ -153,8 +175,9 @@ def write_tokenizer(directory):
     shutil.copy(bundled / "tokenizer_config.json", directory / "tokenizer_config.json")
 
 
-def load_transformers(directory, config, scratch):
-    """transformers' model in float32 with the weights as the files of `directory` hold them."""
+def load_transformers(directory, config, scratch, module=None):
+    """transformers' model in float32 with the weights as the files of `directory` hold them. module: a
+    model of that MTP module's layer alone, whose last norm is the module's; and what makes its input."""
     text = copy.deepcopy(text_config(config))
     prefix = "language_model." if text_config(config) is not config else ""
     stored = {}
@@ -168,6 +191,16 @@ def load_transformers(directory, config, scratch):
         if name + "_scale_inv" in stored:
             tensor = tensor * spread(stored[name + "_scale_inv"], tensor.shape)
         plain[name.removeprefix(prefix)] = tensor.contiguous()
+    of_modules = {name: plain.pop(name) for name in list(plain) if layer_of(name) >= text["num_hidden_layers"]}
+    extra = {}
+    if module is not None:
+        layer = f"model.layers.{text['num_hidden_layers'] + module}."
+        own = {name.removeprefix(layer): of_modules[name] for name in of_modules if name.startswith(layer)}
+        plain = {name: tensor for name, tensor in plain.items() if layer_of(name) < 0}
+        plain["model.norm.weight"] = own.pop("shared_head.norm.weight")
+        extra = {name: own.pop(name + ".weight") for name in ("enorm", "hnorm", "eh_proj")}
+        plain |= {"model.layers.0." + name: tensor for name, tensor in own.items()}
+        text |= dict(num_hidden_layers=1, first_k_dense_replace=0)
     text.pop("quantization_config", None)
     if text["model_type"] == "kimi_k2":  # as transformers' own Kimi_K25Config does
         text["model_type"] = "deepseek_v3"
@@ -178,7 +211,25 @@ def load_transformers(directory, config, scratch):
         output_loading_info=True)
     problems = {key: value for key, value in info.items() if value}
     assert not problems, problems
-    return model.eval()
+    return model.eval(), extra
+
+
+def layer_of(name):
+    """The number in "model.layers.N.", or -1."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[1:2] == ["layers"] else -1
+
+
+@torch.no_grad()
+def module_golden(model, extra, eps, hidden, ids):
+    """(hidden rows, logits) of an MTP module for the rows that see a next token."""
+    def norm(x, weight):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    embeddings = model.get_input_embeddings()(torch.tensor(ids[1:]))
+    joined = torch.cat((norm(embeddings, extra["enorm"]), norm(hidden[:-1], extra["hnorm"])), -1)
+    out = model(inputs_embeds=(joined @ extra["eh_proj"].T)[None], output_hidden_states=True, use_cache=False)
+    return out.hidden_states[-1][0], out.logits[0]
 
 
 def margin(scores, count):
@@ -221,12 +272,38 @@ class RouterLog:
                    for name, module in self.routers)
 
 
+def random_tokens(length, generator):
+    return torch.randint(FIRST_BYTE_TOKEN, VOCAB - 2, (length,), generator=generator).tolist()
+
+
+class SteadyPrompts:
+    """Prompts of which every row, of the target and of its module, chooses by a margin; in float64. Another
+    one differs in its last tokens."""
+
+    def __init__(self, directory, length, generator):
+        self.config, self.tensors = check_golden.read_checkpoint(directory)
+        self.length, self.generator, self.ids = length, generator, [0]
+
+    @torch.no_grad()
+    def __call__(self):
+        self.ids = self.ids[:max(1, len(self.ids) - 4)]
+        while len(self.ids) < self.length:
+            network = check_golden.Network(self.config, self.tensors)
+            tried = torch.tensor(self.ids + random_tokens(1, self.generator))
+            network.mtp(0, network.trunk(tried)[-1], tried)
+            if (network.last_choice_margin >= STEADY_CHOICE_MARGIN
+                    and network.last_routing_margin >= STEADY_ROUTING_MARGIN):
+                self.ids = tried.tolist()
+        return list(self.ids)
+
+
 @torch.no_grad()
-def find_prompt(model, routers, config, length, generator):
-    """A prompt whose golden figures hold no near tie: (ids, greedy continuation, margins)."""
+def find_prompt(model, routers, config, draw, least_lead):
+    """A prompt whose golden figures hold no near tie: (ids, greedy continuation, margins). draw() gives one;
+    least_lead: of greedy tokens."""
     for attempt in range(2000):
-        ids = [0] + torch.randint(FIRST_BYTE_TOKEN, VOCAB - 2, (length - 1,),
-                                  generator=generator).tolist()
+        ids = draw()
+        length = len(ids)
         x = torch.tensor([ids])
         model(x, use_cache=False)
         if routers.margin(config) < MIN_ROUTING_MARGIN:
@@ -238,31 +315,41 @@ def find_prompt(model, routers, config, length, generator):
             continue
         logits = model(full, use_cache=False).logits[0, length - 1:-1]
         routing, argmax = routers.margin(config), margin(logits, 1)
-        if routing >= MIN_ROUTING_MARGIN and argmax >= MIN_ARGMAX_MARGIN:
+        if routing >= MIN_ROUTING_MARGIN and argmax >= least_lead:
             if logits.argmax(-1).tolist() != new:  # with and without the cache
                 assert "index_topk" in config  # a near tie of an indexer's choice
                 continue
             return ids, new, dict(attempts=attempt + 1, routing=routing, argmax=argmax)
-    raise SystemExit(f"no prompt of {length} tokens without a near tie; try another seed")
+    raise SystemExit("no prompt without a near tie; try another seed")
 
 
 @torch.no_grad()
-def write_golden(directory, model, config, seed):
+def write_golden(directory, model, module, config, seed):
+    """module: the MTP module's model and its tensors, or None."""
     routers = RouterLog(model)
     generator = torch.Generator().manual_seed(seed + 2000)
     tensors, greedy = {}, []
-    for case, length in enumerate(PROMPT_LENGTHS):
-        ids, new, found = find_prompt(model, routers, config, length, generator)
+    steady = directory.name in STEADY
+    for case, length in enumerate(STEADY_PROMPT_LENGTHS if steady else PROMPT_LENGTHS):
+        draw = (SteadyPrompts(directory, length, generator) if steady
+                else lambda length=length: [0] + random_tokens(length - 1, generator))
+        ids, new, found = find_prompt(model, routers, config, draw,
+                                      STEADY_ARGMAX_MARGIN if steady else MIN_ARGMAX_MARGIN)
         out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         tensors[f"case{case}.ids"] = torch.tensor(ids, dtype=torch.int32)
         tensors[f"case{case}.logits"] = out.logits[0]
         if case == 0:
             for i, hidden in list(enumerate(out.hidden_states))[1:]:  # the first are the embeddings
                 tensors[f"case{case}.hidden_states.{i}"] = hidden[0]
+        if module is not None:
+            tensors[f"case{case}.mtp0.hidden"], tensors[f"case{case}.mtp0.logits"] = module_golden(
+                *module, config["rms_norm_eps"], out.hidden_states[-1][0], ids)
         greedy.append(dict(prompt_ids=ids, greedy_ids=new))
         print(f"  case {case}: {length} tokens, std of logits {out.logits.std():.3f}, "
               f"smallest margins: routing {found['routing']:.1e}, argmax {found['argmax']:.1e} "
               f"(prompt {found['attempts']})", flush=True)
+    if steady:
+        tensors = {name: tensor if name.endswith(".ids") else tensor[-STEADY_ROWS:] for name, tensor in tensors.items()}
     save_file({k: v.float().contiguous() if v.is_floating_point() else v
                for k, v in tensors.items()}, directory / "golden.safetensors")
     write_json(directory / "golden_greedy.json", greedy, separators=(",", ":"))
@@ -280,8 +367,12 @@ def make(name, config):
     random_checkpoints.write(name, record=True)
     print(name, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        model = load_transformers(directory, config, pathlib.Path(scratch))
-    write_golden(directory, model, text, random_checkpoints.CHECKPOINTS[name])
+        model, _ = load_transformers(directory, config, pathlib.Path(scratch))
+    module = None
+    if text.get("num_nextn_predict_layers", 0):
+        with tempfile.TemporaryDirectory() as scratch:
+            module = load_transformers(directory, config, pathlib.Path(scratch), module=0)
+    write_golden(directory, model, module, text, random_checkpoints.CHECKPOINTS[name])
     total = sum(file.stat().st_size for file in directory.iterdir())
     print(f"  {total / 1024:.0f} KiB", flush=True)
 

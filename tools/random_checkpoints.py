@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the weights of the random checkpoints in tests/golden, which are not in the repository: 4 MB that a seed
+"""Draws the weights of the random checkpoints in tests/golden, which are not in the repository: 20 MB that a seed
 stands for.
 
   python3 tools/random_checkpoints.py [NAME ...]    # all, or the named ones; cmake calls it
@@ -26,8 +26,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 SUMS = GOLDEN / "random_weights.sha256"  # as sha256sum writes and checks it
 BLOCK = 128  # rows and columns that share one FP8 scale
 CHECKPOINTS = {"tiny-v2": 1, "tiny-v2-lite": 2, "tiny-glm4-moe-lite": 3, "tiny-kimi-k25-fp8": 4, "tiny-v3-options": 5,
-               "tiny-v32": 6, "tiny-glm-dsa": 7, "tiny-step3p5": 8, "tiny-step3p5-fp8": 10}  # and their seeds
+               "tiny-v32": 6, "tiny-glm-dsa": 7, "tiny-step3p5": 8, "tiny-step3p5-fp8": 10, "tiny-v32-gpu": 11,
+               "tiny-glm-dsa-gpu": 12}  # and their seeds
 SHARDS = {"tiny-glm4-moe-lite": 2}
+# Of checkpoints for a GPU some tensors are smaller: roundings to bfloat16 then move log-probabilities by less than 2e-2.
+QUIET = {name: {"q_b_proj.weight": 0.5, "lm_head.weight": 0.125} for name in ("tiny-v32-gpu", "tiny-glm-dsa-gpu")}
 
 
 class Tensor:
@@ -63,16 +66,19 @@ def mlp(prefix, width, hidden):
 
 
 def latent_attention_tensors(c):
-    """Of a DeepSeek-V2, V3 or V3.2 or a GLM. Embeddings and latents are small on purpose: the epsilons of the norms
+    """Of a DeepSeek-V2, V3 or V3.2 or a GLM, with its MTP modules. Embeddings and latents are small on purpose: the epsilons of the norms
     behind them then change the logits by far more than the tests' tolerance. Logits come out with a standard
     deviation of about 1."""
     hidden, heads, latent, rope = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["qk_rope_head_dim"]
     nope, value, queries = c["qk_nope_head_dim"], c["v_head_dim"], c["q_lora_rank"]
     tied = c["tie_word_embeddings"]
     out = [Tensor("model.embed_tokens.weight", [c["vocab_size"], hidden], 1 / math.sqrt(hidden) if tied else 0.03)]
-    for layer in range(c["num_hidden_layers"]):
+    for layer in range(c["num_hidden_layers"] + c.get("num_nextn_predict_layers", 0)):
         prefix = f"model.layers.{layer}."
         attention, indexer = prefix + "self_attn.", prefix + "self_attn.indexer."
+        if layer >= c["num_hidden_layers"]:
+            out += [norm(prefix + "enorm", hidden), norm(prefix + "hnorm", hidden),
+                    matrix(prefix + "eh_proj", hidden, 2 * hidden), norm(prefix + "shared_head.norm", hidden)]
         out.append(norm(prefix + "input_layernorm", hidden))
         if queries is None:
             out.append(matrix(attention + "q_proj", heads * (nope + rope), hidden, gain=1.5))
@@ -198,8 +204,8 @@ def to_fp8_blocks(values, shape, generator):
     return bytes(codes), to_float32(scales), [*shape[:-2], down, across]
 
 
-def stored_tensors(config, seed):
-    """{name in the file: (safetensors' type, shape, bytes)}."""
+def stored_tensors(config, seed, factors):
+    """{name in the file: (safetensors' type, shape, bytes)}. factors: of deviations, by the end of a tensor's name."""
     text = config.get("text_config", config)
     prefix = "language_model." if text is not config else ""
     generator = random.Random(seed)
@@ -208,6 +214,9 @@ def stored_tensors(config, seed):
     convert = {"F32": to_float32, "F16": to_float16, "BF16": to_bfloat16}
     stored = {}
     for tensor in (step3p5_tensors if text["model_type"] == "step3p5" else latent_attention_tensors)(text):
+        for end, factor in factors.items():
+            if tensor.name.endswith(end):
+                tensor.deviation *= factor
         values, name, shape = tensor.values(normals), prefix + tensor.name, list(tensor.shape)
         if "quantization_config" in text and is_fp8(tensor.name):
             codes, scales, blocks = to_fp8_blocks(values, shape, generator)
@@ -236,9 +245,9 @@ def safetensors(stored):
     return struct.pack("<Q", len(text)) + text + bytes(data)
 
 
-def files_of(config, seed, shards=1):
+def files_of(config, seed, shards=1, factors=None):
     """{file name: bytes} of a checkpoint's weights."""
-    stored = stored_tensors(config, seed)
+    stored = stored_tensors(config, seed, factors or {})
     if shards == 1:
         return {"model.safetensors": safetensors(stored)}
     total, parts, size = sum(len(t[2]) for t in stored.values()), [{} for _ in range(shards)], 0
@@ -259,7 +268,7 @@ def checksums():
 def drawn(name):
     """{file name: bytes} of the weights of tests/golden/NAME."""
     config = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
-    return files_of(config, CHECKPOINTS[name], SHARDS.get(name, 1))
+    return files_of(config, CHECKPOINTS[name], SHARDS.get(name, 1), QUIET.get(name))
 
 
 def check(name, files):
