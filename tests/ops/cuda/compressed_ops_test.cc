@@ -29,31 +29,37 @@ TEST_P(CompressedCudaOpsTest, ALayerIsFloat64s) {
                                           .attention = {.rest = 0.01, .part = 0.02}});
 }
 
+// Of a step of a few rows, and of one of more rows than the tables of a short one have room for.
 TEST_P(CompressedCudaOpsTest, AttentionIsPlannedOnceForAllLayersOfAKind) {
-  const CudaOps gpu;
-  compressed_test::CompressedMachine machine(gpu, Sizes());
-  const compressed_test::CompressedSizes sizes = machine.sizes();
-  const Context c = machine.context();
-  const Scratch::Frame frame(c.arena);
-  const auto step = machine.MakeStep(0, sizes.ends.front());
-  const Tensor q = c.Activations(sizes.ends.front(), machine.numbers().q.view_cols);
-  const Tensor out = c.Activations(q.rows, q.cols);
-  gpu.Copy(c, machine.Put(machine.numbers().q, 0, sizes.ends.front()), q);
-  const int64_t plans = ArenaOf(c).compressed_plans;
-  for (int layer = 0; layer < 6; ++layer) {
-    const bool reads_entries = layer % 2 == 1;
-    gpu.CompressedAttention(c, step->inputs(),
-                            {.heads = sizes.heads,
-                             .window = sizes.window,
-                             .ratio = reads_entries ? sizes.ratio : 0,
-                             .softmax_scale = sizes.scale,
-                             .q = q,
-                             .out = out,
-                             .sinks = machine.PutVector(machine.numbers().sinks),
-                             .window_rows = machine.window(),
-                             .entries = reads_entries ? machine.entries(0) : LayerCache()});
+  for (const int32_t rows : {130, 4500}) {
+    const CudaOps gpu;
+    compressed_test::CompressedSizes of_step = Sizes();
+    of_step.ends = {rows};
+    compressed_test::CompressedMachine machine(gpu, of_step);
+    const compressed_test::CompressedSizes sizes = machine.sizes();
+    const Context c = machine.context();
+    const Scratch::Frame frame(c.arena);
+    const auto step = machine.MakeStep(0, rows);
+    const Tensor q = c.Activations(rows, machine.numbers().q.view_cols);
+    const Tensor out = c.Activations(q.rows, q.cols);
+    gpu.Copy(c, machine.Put(machine.numbers().q, 0, rows), q);
+    const int64_t plans = ArenaOf(c).compressed_plans;
+    for (int layer = 0; layer < 6; ++layer) {
+      const bool reads_entries = layer % 2 == 1;
+      gpu.CompressedAttention(c, step->inputs(),
+                              {.heads = sizes.heads,
+                               .window = sizes.window,
+                               .ratio = reads_entries ? sizes.ratio : 0,
+                               .softmax_scale = sizes.scale,
+                               .q = q,
+                               .out = out,
+                               .sinks = machine.PutVector(machine.numbers().sinks),
+                               .window_rows = machine.window(),
+                               .entries = reads_entries ? machine.entries(0) : LayerCache()});
+    }
+    EXPECT_EQ(ArenaOf(c).compressed_plans - plans, 4)
+        << "the rows and the work of two kinds, " << rows << " rows";
   }
-  EXPECT_EQ(ArenaOf(c).compressed_plans - plans, 4) << "the rows and the work of two kinds";
 }
 
 INSTANTIATE_TEST_SUITE_P(Ratios, CompressedCudaOpsTest, testing::Values(4, 128),
