@@ -341,6 +341,12 @@ class ChoiceMachine {
     return chosen;
   }
 
+  /// Bytes of the arena that were taken at a time.
+  int64_t WorkBytes() {
+    arena_->Fit();
+    return static_cast<int64_t>(arena_->capacity());
+  }
+
  private:
   static constexpr int32_t kEntries = 16;  // of a block
 
@@ -362,6 +368,22 @@ class ChoiceMachine {
   std::unique_ptr<Arena> arena_;
   KvCache cache_;
 };
+
+/// Bytes of work space in which the last `rows` rows of a request of `tokens` tokens choose. All
+/// keys are 0, so that the first ones have to be chosen.
+inline int64_t WorkBytesOfAChoice(const Ops& ops, const IndexSizes& sizes, int32_t rows,
+                                  int32_t tokens) {
+  constexpr int32_t kTop = 64;
+  std::mt19937 random(20240607);
+  ChoiceMachine machine(ops, sizes, /*ratio=*/1, TestMatrix(tokens, sizes.width));
+  const std::vector<std::vector<int32_t>> got = machine.Choose(
+      tokens - rows, kTop, RandomBf16(rows, int64_t{sizes.heads} * sizes.width, random),
+      TestMatrix::Random(rows, sizes.heads, random));
+  std::vector<int32_t> first(kTop);
+  std::iota(first.begin(), first.end(), 0);
+  for (const std::vector<int32_t>& list : got) EXPECT_EQ(list, first);
+  return machine.WorkBytes();
+}
 
 /// Of entries that stand for four tokens the largest scores, and the lower of equals.
 inline void ExpectTheLowerOfEquals(const Ops& ops, const IndexSizes& sizes) {

@@ -59,6 +59,22 @@ TEST_P(SparseOpsTest, ScoresThatAreNoNumbersAreTheLowest) {
       ops(), {.heads = 2, .width = 8, .type = DType::kF32});
 }
 
+// Scores of a row at a time are in memory, and a request's keys once for all of its rows.
+TEST(SparseWorkSpaceTest, HoldsKeysAndNoScoresOfAllRows) {
+  constexpr int32_t kShort = 8 << 10;
+  constexpr int32_t kLong = 128 << 10;
+  constexpr int64_t kWidth = 8;
+  const auto bytes = [&](int32_t rows, int32_t tokens) {
+    return sparse_test::WorkBytesOfAChoice(cpu::GetCpuOps(SelectIsa()),
+                                           {.heads = 2, .width = kWidth, .type = DType::kF32}, rows,
+                                           tokens);
+  };
+  const int64_t of_keys = (kLong - kShort) * kWidth * static_cast<int64_t>(sizeof(float));
+  for (const int32_t rows : {32, 64}) {
+    EXPECT_EQ(bytes(rows, kLong) - bytes(rows, kShort), of_keys) << rows << " rows";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, SparseOpsTest, testing::ValuesIn(TestedIsas()), IsaTestName);
 
 }  // namespace

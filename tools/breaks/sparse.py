@@ -9,12 +9,16 @@ TOPICS = {
 
 GOLDEN = "Sparse/FamilyGoldenTest.LogitsInBothFormsAndInChunks/*"
 CHOICE = "SparseChoiceTest.OfRoundedNumbers*"
+GOLDEN_TEXTS = "Models/SparseGoldenTest.*"
 ENTRIES = "Drafters/DrafterEntriesTest.EqualThoseFromScratch/Sparse*"
 
 BREAKS = (
     Break("choice of tokens", "a row reads one token less", "layers/sparse_attention.cc",
           ".top_k = static_cast<int32_t>(indexer.top_k),",
           ".top_k = static_cast<int32_t>(indexer.top_k) - 1,", "networks_test", GOLDEN),
+    Break("choice of tokens", "a row reads the first token in the place of its first choice", "ops/cpu/sparse_ops.cc",
+          "  std::sort(chosen, chosen + top_k);",
+          "  std::sort(chosen, chosen + top_k);\n  chosen[0] = 0;", "sparse_choice_test", GOLDEN_TEXTS),
     Break("choice of tokens", "queries of the indexer are not rotated", "layers/sparse_attention.cc",
           "context.ops.Rotate(context, q, heads, 0, IndexRotary(indexer, rotary));", "",
           "networks_test", GOLDEN),
@@ -48,6 +52,10 @@ BREAKS = (
     Break("near-ties", "queries stay unrounded over keys in 8 bits", "ops/cpu/sparse_ops.cc",
           "RoundIndexQuery(args.keys, scratch.values.data() + int64_t{h} * dim);", "",
           "sparse_choice_test", "SparseChoiceTest.OfKeysInEightBits*"),
+    Break("choice of tokens", "scores of all rows have their place", "ops/cpu/sparse_ops.cc",
+          "keys[s] = context.arena.Matrix(visible, dim);",
+          "keys[s] = context.arena.Matrix(visible, dim);\n    context.arena.Matrix(q.rows, visible);",
+          "ops_test", "SparseWorkSpaceTest.*"),
     Break("keys of tokens", "the mean is not taken off before the norm", "ops/cpu/sparse_ops.cc",
           "row[i] -= mean;", "row[i] -= 0 * mean;",
           "networks_test", GOLDEN),

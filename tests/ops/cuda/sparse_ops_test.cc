@@ -2,6 +2,8 @@
 // and in recorded passes. Needs a GPU of compute capability 9.0.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +32,8 @@ const SparseCase kCases[] = {
 class FewScoresOps : public CudaOps {
  public:
   bool few = false;
+  /// What scores that are in memory together may have.
+  int64_t bound() const { return CudaOps::score_bytes(); }
 
  protected:
   int64_t score_bytes() const override { return few ? 1 : CudaOps::score_bytes(); }
@@ -104,6 +108,33 @@ TEST_P(SparseOpsTest, RecordedStepsHaveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Families, SparseOpsTest, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
+
+using SparseWorkSpaceTest = HopperTest<>;
+
+// Rows of a prompt's chunk are scored in rounds, so that its work space ends to grow with the
+// context. Without rounds 2048 rows would have 1 GiB of scores behind 128k tokens.
+TEST_F(SparseWorkSpaceTest, IsBoundedAtAnyContext) {
+  constexpr int32_t kRows = 2048;
+  constexpr int64_t kFloat = sizeof(float);
+  const FewScoresOps gpu;
+  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+    const auto bytes = [&](int32_t tokens) {
+      return sparse_test::WorkBytesOfAChoice(gpu, {.heads = 32, .width = 128, .type = type}, kRows,
+                                             tokens);
+    };
+    const int64_t of_8k = bytes(8 << 10);
+    const int64_t of_128k = bytes(128 << 10);
+    const int64_t of_256k = bytes(256 << 10);
+    std::printf("%s: %lld MiB behind 8k tokens, %lld behind 128k, %lld behind 256k\n",
+                std::string(DTypeName(type)).c_str(), static_cast<long long>(of_8k >> 20),
+                static_cast<long long>(of_128k >> 20), static_cast<long long>(of_256k >> 20));
+    const int64_t scores_of_8k = kRows * (int64_t{8} << 10) * kFloat;
+    ASSERT_LT(scores_of_8k, gpu.bound());
+    ASSERT_LT(2 * gpu.bound(), kRows * (int64_t{128} << 10) * kFloat);
+    EXPECT_LE(of_128k - of_8k, gpu.bound() - scores_of_8k);
+    EXPECT_EQ(of_256k, of_128k);
+  }
+}
 
 class SparseChoiceTest : public HopperTest<> {};
 
