@@ -382,6 +382,42 @@ TEST_P(LateStepsTest, EndsInTheStepInFlightAtTheContextsEnd) {
   }
 }
 
+// A crowd gets no drafts: its steps are launched ahead, as without a drafter. Those who are left
+// when it has gone get theirs, from texts whose tokens the host has read. Both ways, twice.
+TEST(LookupLateStepsTest, StepsWithoutDraftsAreLaunchedAhead) {
+  std::vector<GenerationRequest> requests = TrainedRequests(8);
+  requests[0].sampling.max_tokens = 60;
+  requests[1].sampling.max_tokens = 50;
+  requests[1].sampling.temperature = 0.8F;
+  requests[2].sampling.logprobs = 3;
+  requests[3].sampling.stop_token_ids = {RunAlone({requests[3]}).front().tokens[6]};
+  requests[4].sampling.stop_token_ids = {RunAlone({requests[4]}).front().tokens[9]};
+  const auto alone = RunAlone(requests);
+  for (const int32_t ranks : {1, 2}) {
+    for (uint32_t seed = 0; seed < (ranks == 1 ? kSeeds : 2); ++seed) {
+      std::vector<std::unique_ptr<TokenKeepingOps>> ops;
+      TestEngineOptions options = {
+          .drafter = DrafterKind::kNgram, .draft_ranges = {{1, 2, 3}, {3, 100, 0}}, .ranks = ranks};
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        ops.push_back(std::make_unique<TokenKeepingOps>(cpu::GetCpuOps(SelectIsa()).kernels()));
+        options.rank_ops.push_back(ops.back().get());
+      }
+      options.ops = ops.front().get();
+      options.divides_requests = ranks > 1 && seed % 2 == 1;
+      options.queued = seed == 0;
+      if (seed > 0) options.late_seed = seed;
+      const auto engine = MakeTestEngine(options);
+      int64_t drafts = 0;
+      for (int round = 0; round < 2; ++round) {
+        ExpectEqual(RunTogether(*engine, requests), alone);
+        EXPECT_GT(engine->Counters().speculation.num_drafts, drafts + 3) << "seed " << seed;
+        drafts = engine->Counters().speculation.num_drafts;
+      }
+      if (seed == 0) EXPECT_GT(ops.front()->num_read_while_launching(), 5);
+    }
+  }
+}
+
 std::string NameOf(const testing::TestParamInfo<DrafterKind>& test) {
   constexpr std::array kNames = {"None", "Chain", "Repeated", "Ngram"};
   return kNames.at(static_cast<size_t>(test.param));

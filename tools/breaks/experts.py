@@ -22,7 +22,7 @@ BREAKS = (
                  "subspan(static_cast<size_t>(first_row) * size,", "subspan(0 * static_cast<size_t>(first_row),",
                  TOGETHER + "chain3"),
     engine_break("a step without drafts leaves its experts to the next", "execute/step_runner.cc",
-                 "if (step_.tells_experts() && !first().has_drafter()) return false;", "",
+                 "if (step_.tells_experts() && !outputs().for_drafter) return false;", "",
                  "RoutedExpertsLateTest.TogetherEqualsAlone"),
     engine_break("tokens that are computed again are told twice", "engine/request_state.cc",
                  "const int64_t known = std::min(next - result.experts_from, rows);",

@@ -74,6 +74,10 @@ class Drafter {
 
   virtual DrafterReach reach() const = 0;
 
+  /// Whether each step must come to Propose. If not, it looks at the tokens alone, and a step
+  /// behind which no drafts are wanted passes it by.
+  virtual bool keeps_state() const { return true; }
+
   /// Begins Propose before the host knows which drafts of a step were right. The device knows it
   /// (VerifyPlaces). Requests are described as if all of their drafts were right, with the tokens
   /// that their rows drew (SlotPlaces::drawn); num_drafts is an upper bound. The next call must be

@@ -14,6 +14,7 @@ class NgramDrafter : public Drafter {
 
   int32_t max_drafts() const override { return k_; }
   DrafterReach reach() const override { return {}; }
+  bool keeps_state() const override { return false; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<TokenRef> drafts) override;
   void Reset(int32_t, int32_t) override {}

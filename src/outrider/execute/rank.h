@@ -59,6 +59,8 @@ class Rank {
   const KvCache& cache() const { return *parts_.cache; }
   int32_t num_slots() const { return parts_.num_slots; }
   bool has_drafter() const { return parts_.drafter != nullptr; }
+  /// See Drafter::keeps_state.
+  bool drafter_keeps_state() const { return parts_.drafter && parts_.drafter->keeps_state(); }
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
 
   /// A slot has a request, whose first `cached_tokens` tokens come from the prefix cache.

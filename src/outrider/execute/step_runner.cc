@@ -62,7 +62,8 @@ void StepRunner::WritePage(int32_t page, std::span<const std::byte> from) {
 }
 
 bool StepRunner::CanLaunchAhead() const {
-  return !first().has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
+  return last_launched_ == last_ended_ + 1 && !OutputsOf(last_launched_).for_drafter &&
+         !Ready(last_launched_);
 }
 
 bool StepRunner::Ready(Ticket ticket) const {
@@ -83,8 +84,9 @@ void StepRunner::WhileLaunching(const std::function<void()>& look) {
 }
 
 Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
-  OUTRIDER_CHECK(last_launched_ == last_ended_ ||
-                 (last_launched_ == last_ended_ + 1 && !outputs().unread.empty()));
+  OUTRIDER_CHECK(
+      last_launched_ == last_ended_ ||
+      (last_launched_ == last_ended_ + 1 && !outputs().unread.empty() && !outputs().for_drafter));
   ++last_launched_;
   wanted_drafts_ = num_drafts;
   LayOut(plan);
@@ -97,7 +99,7 @@ Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
       const Stopwatch watch(seconds_.verify);
       Verify();
     }
-    if (first().has_drafter() && !outputs().unread.empty()) LaunchDrafts();
+    if (outputs().for_drafter && !outputs().unread.empty()) LaunchDrafts();
   }
   return last_launched_;
 }
@@ -114,7 +116,7 @@ std::span<const RequestResult> StepRunner::Wait(Ticket ticket) {
 
 std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
   OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).unread.empty());
-  if (first().has_drafter()) {
+  if (OutputsOf(ticket).for_drafter) {
     OUTRIDER_CHECK(ticket == last_launched_);
     const Stopwatch watch(seconds_.propose);
     Propose();
@@ -139,6 +141,19 @@ void StepRunner::LayOut(const StepPlan& plan) {
         static_cast<size_t>(first().max_drafts()) + 1);
   }
   step_.Assign(plan, slots_, outputs.results);
+  outputs.for_drafter = NeedsDrafter();
+  if (outputs.for_drafter || !first().has_drafter()) return;
+  for (const RequestRows& rows : step_.requests()) {
+    step_.slot(rows).draft_limit = DraftLimit::kSchedule;
+  }
+}
+
+bool StepRunner::NeedsDrafter() const {
+  if (!first().has_drafter()) return false;
+  if (first().drafter_keeps_state() || wanted_drafts_ > 0) return true;
+  // Only the device would know how many of them were right.
+  return std::ranges::any_of(step_.requests(),
+                             [](const RequestRows& rows) { return rows.num_drafts > 0; });
 }
 
 void StepRunner::Verify() {
@@ -183,9 +198,9 @@ void StepRunner::Take(const RequestRows& rows) {
 bool StepRunner::CanLeaveTokens() {
   if (step_.rows().logits_rows().empty()) return false;
   // A rank's own requests are laid out by where their rows are.
-  if (first().divides_cache() && first().has_drafter()) return false;
+  if (first().divides_cache() && outputs().for_drafter) return false;
   // Experts are taken with the tokens, before another step writes its own.
-  if (step_.tells_experts() && !first().has_drafter()) return false;
+  if (step_.tells_experts() && !outputs().for_drafter) return false;
   return std::ranges::all_of(step_.requests(), [&](const RequestRows& rows) {
     const RequestSlot& slot = step_.slot(rows);
     return !step_.work(rows).prompt_logits && !slot.grammar && !slot.processors;
@@ -197,7 +212,7 @@ void StepRunner::LeaveTokens(Ticket verify) {
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     const UnreadResult unread = {&slot, slot.tokens.size(), slot.parameters, &step_.result(rows)};
-    if (first().has_drafter()) {
+    if (outputs().for_drafter) {
       outputs().unread.push_back(unread);
       continue;
     }
@@ -214,7 +229,7 @@ void StepRunner::ReadTokens(StepOutputs& outputs) {
     const UnreadResult& unread = outputs.unread[i];
     // Nobody wants what a request that has ended before, or has left, would get.
     if (unread.slot == nullptr || unread.slot->ended) continue;
-    if (first().has_drafter()) {
+    if (outputs.for_drafter) {
       Take(step_.requests()[i]);
     } else {
       slots_.Take(*unread.slot, unread.index, *unread.result);

@@ -6,7 +6,8 @@
 // A device may keep a step's results where later work reads them. Then that work is launched before
 // the host has read them. With a drafter it is the beginning of the drafter's pass: it runs while
 // the host reads how many drafts were right and lays out the rest. Without a drafter it is the next
-// step, as every request gets exactly one token.
+// step, as every request gets exactly one token. So it is where a drafter without state has nothing
+// to do: the step verifies no drafts, and none are wanted behind it.
 #pragma once
 
 #include <array>
@@ -69,8 +70,11 @@ class StepRunner : public Executor {
   struct StepOutputs {
     std::vector<RequestResult> results;  // and some more, whose memory is kept
     std::vector<int32_t> num_drafts;
-    /// None: the host has the results. With a drafter in the order of step_, which is still this
-    /// step's then.
+    /// Whether the drafter sees the step, before another is launched. Else each request gets one
+    /// token and no drafts.
+    bool for_drafter = false;
+    /// None: the host has the results. Of a step for the drafter in the order of step_, which is
+    /// still this step's then.
     std::vector<UnreadResult> unread;
     Ticket verify = 0;  // of the rank; what is unread comes with it
   };
@@ -85,14 +89,16 @@ class StepRunner : public Executor {
   }
   StepOutputs& outputs() { return OutputsOf(last_launched_); }
   void LayOut(const StepPlan& plan);
+  /// Whether step_ is for the drafter; see StepOutputs.
+  bool NeedsDrafter() const;
   void Verify();
   /// Advances a request by what the step verified.
   void Take(const RequestRows& rows);
   /// Whether the host need not know this step's tokens before what follows is launched: the next
-  /// step or, with a drafter, the beginning of its pass.
+  /// step or, of a step for the drafter, the beginning of its pass.
   bool CanLeaveTokens();
-  /// Notes which results are unread. Without a drafter requests go on with the places of their
-  /// tokens.
+  /// Notes which results are unread. Of a step that is not for the drafter, requests go on with the
+  /// places of their tokens.
   void LeaveTokens(Ticket verify);
   /// Waits for the tokens of a step that were left on the device.
   void ReadTokens(StepOutputs& outputs);
