@@ -280,6 +280,9 @@ TEST(ExplainedDraftLength, ALineForEachBatchSize) {
             "step times, 8 requests: 2 ms without drafts, x 1.30 with 1, x 2.50 with 2");
   EXPECT_EQ(StepTimesLine({1, {0.0123, 0.0246}}),
             "step times, 1 request: 12.3 ms without drafts, x 2.00 with 1");
+  EXPECT_EQ(StepTimesLine({2, {0.01, 0.011}, 0.0103}),
+            "step times, 2 requests: 10 ms without drafts, x 1.10 with 1, x 1.03 with lookups that "
+            "find none");
 }
 
 TEST(ExplainedDraftLength, MemoryOfKeptRowsIsPartOfTheBudget) {

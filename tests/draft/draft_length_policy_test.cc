@@ -20,9 +20,14 @@ constexpr std::array kBatches = {1, 2, 4, 8, 16, 32, 64};
 struct Machine {
   std::function<double(double)> verify;
   std::function<double(double)> module;
+  double looking = 0;  // with lookups: what a step takes longer by that waits for tokens
 
-  double Seconds(double requests, int32_t k) const {
-    return verify(requests * (1 + k)) + k * module(requests);
+  double Seconds(double requests, int32_t k) const { return Seconds(requests, k, requests); }
+
+  /// Of these, `drafted` have drafts.
+  double Seconds(double requests, int32_t k, double drafted) const {
+    const double waits = k > 0 ? looking * verify(requests) : 0;
+    return waits + verify(requests + drafted * k) + k * module(drafted);
   }
 
   StepTimes Measure() const {
@@ -30,6 +35,7 @@ struct Machine {
     for (const int32_t n : kBatches) {
       times.batches.push_back({n, {}});
       for (int32_t k = 0; k <= kMost; ++k) times.batches.back().seconds.push_back(Seconds(n, k));
+      if (looking > 0) times.batches.back().looking_seconds = (1 + looking) * Seconds(n, 0);
     }
     return times;
   }
@@ -39,17 +45,20 @@ double InProportion(double rows) { return rows; }
 double Free(double /*rows*/) { return 1; }
 double Nothing(double /*rows*/) { return 0; }
 
-/// Steps of requests whose every draft is right with one probability.
+/// Steps of requests whose every draft is right with one probability; where drafts are looked up,
+/// some are found with another.
 class Simulation {
  public:
-  Simulation(const Machine& machine, int32_t requests, double accepted)
+  Simulation(const Machine& machine, int32_t requests, double accepted, double found = 1)
       : requests_(requests),
         accepted_(accepted),
+        found_(found),
         machine_(machine),
         policy_(kMost, machine.Measure()) {}
 
   void SetRequests(int32_t requests) { requests_ = requests; }
   void SetAccepted(double accepted) { accepted_ = accepted; }
+  void SetFound(double found) { found_ = found; }
 
   void Run(int32_t steps) {
     for (int32_t s = 0; s < steps; ++s) Step(policy_.Choose(requests_));
@@ -68,8 +77,11 @@ class Simulation {
   void Step(int32_t k) {
     std::array<int32_t, kMost> tried = {};
     std::array<int32_t, kMost> right = {};
+    int32_t drafted = 0;
     for (int32_t r = 0; r < requests_; ++r) {
       ++tokens_;
+      if (k == 0 || std::uniform_real_distribution(0.0, 1.0)(random_) >= found_) continue;
+      ++drafted;
       for (size_t i = 0; i < static_cast<size_t>(k); ++i) {
         ++tried[i];
         if (std::uniform_real_distribution(0.0, 1.0)(random_) >= accepted_) break;
@@ -77,13 +89,15 @@ class Simulation {
         ++tokens_;
       }
     }
-    seconds_ += machine_.Seconds(requests_, k);
+    seconds_ += machine_.Seconds(requests_, k, drafted);
     ++steps_[static_cast<size_t>(k)];
     policy_.ObserveStep(tried, right);
+    if (k > 0) policy_.ObserveLookups(requests_, drafted);
   }
 
   int32_t requests_;
   double accepted_;
+  double found_;
   Machine machine_;
   DraftLengthPolicy policy_;
   std::mt19937 random_{7};
@@ -234,6 +248,87 @@ TEST(DraftLengthPolicyTest, CountsWhatModulesTakeForPrompts) {
   };
   EXPECT_EQ(choice(0), 2);
   EXPECT_EQ(choice(1000), 0);
+}
+
+/// As a GPU's: rows are cheap, and a step that waits for tokens takes 3 % longer.
+Machine LookingMachine() {
+  return {[](double r) { return 1 + 0.002 * r; }, Nothing, 0.03};
+}
+
+TEST(DraftLengthPolicyTest, LookupsThatFindNothingEndSoonAndCostLittle) {
+  for (const int32_t requests : {1, 6, 128}) {
+    Simulation simulation(LookingMachine(), requests, 0.9, /*found=*/0);
+    simulation.Run(requests == 1 ? 80 : 40);
+    EXPECT_GE(simulation.steps(0), 8) << requests << " requests";
+    Simulation none(LookingMachine(), requests, 0.9);
+    none.RunFixed(6400, 0);
+    Simulation later = simulation;
+    later.StartCounting();
+    later.Run(6400);
+    EXPECT_EQ(later.steps(0), 6400 - 6400 / DraftLengthPolicy::kLookAgainSteps);
+    EXPECT_GT(later.TokensPerSecond(), 0.998 * none.TokensPerSecond());
+  }
+}
+
+TEST(DraftLengthPolicyTest, TextThatRepeatsGetsItsDraftsBack) {
+  for (const int32_t requests : {1, 6, 128}) {
+    Simulation simulation(LookingMachine(), requests, 0.9, /*found=*/0);
+    simulation.Run(500);
+    simulation.SetFound(0.9);
+    simulation.Run(3 * DraftLengthPolicy::kLookAgainSteps);
+    simulation.StartCounting();
+    simulation.Run(200);
+    EXPECT_EQ(simulation.steps(0), 0) << requests << " requests";
+    simulation.SetFound(0);
+    simulation.Run(200);
+    simulation.StartCounting();
+    simulation.Run(320);
+    EXPECT_EQ(simulation.steps(0), 310) << requests << " requests";
+  }
+}
+
+// Of a row that costs a token's time one look in kLookAgainSteps would be a loss.
+TEST(DraftLengthPolicyTest, NobodyLooksForDraftsThatWouldNotPay) {
+  Simulation simulation({InProportion, Nothing, 0.03}, 128, 0.5, /*found=*/0.5);
+  simulation.Run(50);
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_EQ(simulation.steps(0), 1000);
+}
+
+TEST(DraftLengthPolicyTest, IsCloseToTheBestHoweverMuchIsFound) {
+  const std::vector<Machine> machines = {
+      LookingMachine(),
+      {InProportion, Nothing, 0.001},
+      {[](double r) { return 1 + 0.1 * r; }, Nothing, 0.02},
+      {[](double r) { return std::max(1.0, 0.2 * r); }, Nothing, 0.1}};
+  for (size_t m = 0; m < machines.size(); ++m) {
+    for (const int32_t requests : {1, 6, 64}) {
+      for (const double found : {0.0, 0.01, 0.03, 0.1, 0.5, 1.0}) {
+        for (const double accepted : {0.1, 0.5, 0.9}) {
+          double best = 0;
+          for (int32_t k = 0; k <= kMost; ++k) {
+            Simulation fixed(machines[m], requests, accepted, found);
+            fixed.RunFixed(2000, k);
+            best = std::max(best, fixed.TokensPerSecond());
+          }
+          Simulation adaptive(machines[m], requests, accepted, found);
+          adaptive.Run(2000);
+          EXPECT_GT(adaptive.TokensPerSecond(), 0.95 * best)
+              << "machine " << m << ", " << requests << " requests, found " << found
+              << ", accepted " << accepted;
+        }
+      }
+    }
+  }
+}
+
+// Drafters with modules draft for all who may have drafts.
+TEST(DraftLengthPolicyTest, WithoutLookupsAllHaveDrafts) {
+  Simulation with({[](double r) { return 1 + 0.1 * r; }, Nothing}, 6, 0.9);
+  for (int32_t i = 0; i < 100; ++i) with.policy().ObserveLookups(6, 0);
+  with.Run(100);
+  EXPECT_EQ(with.steps(0), 0);
 }
 
 TEST(DraftLengthPolicyTest, OldPromptsAreForgotten) {

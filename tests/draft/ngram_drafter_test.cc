@@ -9,10 +9,12 @@ namespace {
 
 using Proposed = std::vector<TokenRef>;
 
-Proposed Propose(const std::vector<int32_t>& tokens, int32_t k, int32_t min, int32_t max) {
+Proposed Propose(const std::vector<int32_t>& tokens, int32_t k, int32_t min, int32_t max,
+                 bool always = false) {
   NgramDrafter drafter(k, min, max);
   Proposed drafts(static_cast<size_t>(k), 9);
-  const DraftRequest request{.tokens = tokens, .num_drafts = k, .block_tables = {}};
+  const DraftRequest request{
+      .tokens = tokens, .num_drafts = k, .always_drafts = always, .block_tables = {}};
   drafter.Propose({&request, 1}, k, {}, {drafts.data(), 1, k});
   return drafts;
 }
@@ -36,6 +38,12 @@ TEST(NgramDrafterTest, NothingWithoutAMatchOfTheLeastLength) {
   EXPECT_EQ(Propose({1, 3, 2, 3}, 2, 2, 5)[0], TokenRef());
   EXPECT_EQ(Propose({1, 3, 2, 3}, 2, 1, 5), (Proposed{2, 3}));
   EXPECT_EQ(Propose({1}, 2, 1, 5)[0], TokenRef());
+}
+
+TEST(NgramDrafterTest, TheLastTokenWhereThereMustBeDrafts) {
+  EXPECT_EQ(Propose({1, 2, 3, 4}, 2, 1, 5, true), (Proposed{4, 4}));
+  EXPECT_EQ(Propose({1}, 3, 2, 5, true), (Proposed{1, 1, 1}));
+  EXPECT_EQ(Propose({1, 3, 2, 3}, 2, 1, 5, true), (Proposed{2, 3}));
 }
 
 }  // namespace

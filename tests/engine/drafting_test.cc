@@ -117,6 +117,52 @@ TEST(DraftingTest, DynamicKFallsToNoneWithManyRequestsAndRecoversAtOnce) {
   }
 }
 
+/// How many of a number of steps are to have drafts made.
+int CountDrafting(Engine& engine, int steps) {
+  int drafting = 0;
+  for (int i = 0; i < steps; ++i) {
+    EXPECT_TRUE(engine.Step());
+    drafting += engine.Counters().num_speculative_tokens > 0 ? 1 : 0;
+  }
+  return drafting;
+}
+
+TEST(DraftingTest, LookupsThatFindNothingEnd) {
+  const auto engine =
+      MakeTestEngine({.drafter = DrafterKind::kNgram,
+                      .k = 3,
+                      .adaptive = true,
+                      .step_times = StepTimes{.batches = {{1, {1, 1.1, 1.1, 1.1}, 1.05}},
+                                              .prompt_row_seconds = {}}});
+  GenerationRequest request = Request(RandomTokens(3, 20), 200);
+  request.sampling.repetition_penalty = 100;  // no token comes twice
+  Generated result;
+  Submit(*engine, request, &result);
+  EXPECT_GT(CountDrafting(*engine, 10), 8);
+  CountDrafting(*engine, 80);
+  const int looks = CountDrafting(*engine, 2 * DraftLengthPolicy::kLookAgainSteps);
+  EXPECT_EQ(looks, 2);
+  EXPECT_EQ(engine->Counters().speculation.num_drafts, 0);
+}
+
+// Steps that wanted no drafts say nothing of what lookups find.
+TEST(DraftingTest, LookupsBeginAtOnceWhenACrowdHasGone) {
+  const auto engine = MakeTestEngine({.drafter = DrafterKind::kNgram, .k = 3, .adaptive = true});
+  GenerationRequest request = Request({9, 9, 9, 9, 9}, 400);
+  request.sampling.allowed_token_ids = {9};
+  Generated result;
+  Submit(*engine, request, &result);
+  EXPECT_EQ(CountDrafting(*engine, 10), 10);
+  std::vector<Generated> others(15);
+  for (Generated& other : others) {
+    request.sampling.max_tokens = 30;
+    Submit(*engine, request, &other);
+  }
+  EXPECT_LT(CountDrafting(*engine, 20), 8);
+  while (!others.back().finish_reason) engine->Step();
+  EXPECT_GT(CountDrafting(*engine, 10), 5);
+}
+
 // The blocks of the cache's groups are of different sizes, and end at different places behind the
 // longest context.
 TEST(DraftingTest, BlocksOfDraftsEndWhereTheContextDoes) {

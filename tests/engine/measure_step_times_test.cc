@@ -35,8 +35,11 @@ TEST(MeasureStepTimesTest, MeasuresEveryNumberOfDraftsForEveryDrafter) {
     for (const StepTimes::Batch& batch : times.batches) {
       ASSERT_EQ(batch.seconds.size(), 4U);
       for (const double seconds : batch.seconds) EXPECT_GT(seconds, 0);
+      EXPECT_EQ(batch.looking_seconds > 0, kind == DrafterKind::kNgram);
     }
-    if (times.batches.size() > 1) {  // prompts of four requests and more tell
+    if (kind == DrafterKind::kNgram) {
+      EXPECT_TRUE(times.prompt_row_seconds.empty());
+    } else if (times.batches.size() > 1) {  // prompts of four requests and more tell
       ASSERT_EQ(times.prompt_row_seconds.size(), 4U);
       for (const double seconds : times.prompt_row_seconds) EXPECT_GT(seconds, 0);
     }

@@ -99,6 +99,17 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
   return times;
 }
 
+/// The times that the adaptive number is chosen by. Waiting for tokens costs a little where drafts
+/// are looked up.
+inline StepTimes StepTimesOf(const TestEngineOptions& options) {
+  if (options.step_times) return *options.step_times;
+  StepTimes times = StepTimesOfACrowd(options.k);
+  if (options.drafter == DrafterKind::kNgram) {
+    for (StepTimes::Batch& batch : times.batches) batch.looking_seconds = 1.05 * batch.seconds[0];
+  }
+  return times;
+}
+
 /// How many ranks share the heads of attention.
 inline int32_t HeadRanks(const TestEngineOptions& options) {
   return options.divides_requests ? 1 : options.ranks;
@@ -292,7 +303,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     MeasureStepTimes(parts, options.drafter == DrafterKind::kNgram, nullptr);
   }
   if (options.adaptive) {
-    const StepTimes times = options.step_times.value_or(StepTimesOfACrowd(options.k));
+    const StepTimes times = StepTimesOf(options);
     parts.draft_length_policy.emplace(options.k, times);
     for (Drafter* drafter : drafters) drafter->SetStepTimes(times);
   }

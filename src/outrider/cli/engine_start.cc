@@ -46,6 +46,9 @@ std::string StepTimesLine(const StepTimes::Batch& batch) {
   for (size_t k = 1; k < batch.seconds.size(); ++k) {
     line += fmt::format(", x {:.2f} with {}", batch.seconds[k] / none, k);
   }
+  if (batch.looking_seconds > 0) {
+    line += fmt::format(", x {:.2f} with lookups that find none", batch.looking_seconds / none);
+  }
   return line;
 }
 

@@ -12,6 +12,17 @@
 // did not run first have to catch up. A smaller number takes over at once where more requests have
 // made it the better one.
 //
+// Lookups may find nothing. Then looking has a price of its own: the next step waits for the tokens
+// of this one, where it need not if no drafts are wanted. With the share of requests for which
+// something is found,
+//
+//   step seconds(k)    = looking seconds + share * (seconds with k drafts each - looking seconds)
+//   tokens per step(k) = 1 + share * accepted drafts(k)
+//
+// Nothing has to catch up, so kLeastLookupGain is enough to end lookups and to begin again. While
+// no drafts are wanted, one step of kLookAgainSteps looks, if drafts would pay were they found for
+// all, and its share decides at once.
+//
 // Pure: no clock, no random numbers. Output never depends on the number of drafts.
 #pragma once
 
@@ -26,6 +37,8 @@ struct StepTimes {
   struct Batch {
     int32_t num_requests = 0;     // all verify: each has 1 + drafts rows
     std::vector<double> seconds;  // [k + 1]: of a step with 0 .. k drafts, drafting included
+    /// Of a step behind which drafts are looked up and none found; 0: there are always drafts.
+    double looking_seconds = 0;
   };
 
   std::vector<Batch> batches;              // by rising num_requests; empty: nothing was measured
@@ -34,12 +47,19 @@ struct StepTimes {
   /// Seconds of a step with `drafts` drafts per request, interpolated linearly between the batches.
   /// Beyond the largest batch they grow in proportion to the requests. There must be a batch.
   double Seconds(double num_requests, int32_t drafts) const;
+
+  /// Whether drafts are looked up: there are not always some.
+  bool look_up() const { return !batches.empty() && batches.front().looking_seconds > 0; }
+  /// Batch::looking_seconds, likewise; no less than without drafts. There must be a batch.
+  double LookingSeconds(double num_requests) const;
 };
 
 class DraftLengthPolicy {
  public:
   static constexpr double kLeastGain = 0.03;
   static constexpr int32_t kLastingSteps = 16;
+  static constexpr double kLeastLookupGain = 0.005;
+  static constexpr int32_t kLookAgainSteps = 32;
 
   /// Chooses 0 .. max_drafts; always max_drafts if `times` is empty.
   DraftLengthPolicy(int32_t max_drafts, StepTimes times);
@@ -51,16 +71,24 @@ class DraftLengthPolicy {
   /// accepted [k]: requests whose draft i was right and gave a token.
   void ObserveStep(std::span<const int32_t> tried, std::span<const int32_t> accepted);
 
+  /// Counts the lookups of a step: the requests that it verified, and those of them that had
+  /// drafts. Drafts had been wanted.
+  void ObserveLookups(int32_t requests, int32_t found);
+
   /// Counts a request that has ended: the rows that were computed for its prompt, and the tokens
   /// that it got.
   void ObserveEnd(int64_t prompt_rows, int64_t tokens);
 
  private:
-  double TokensPerStep(int32_t k) const;
-  double SecondsPerToken(int32_t k, int32_t num_requests) const;
-  int32_t Best(int32_t num_requests) const;
+  /// The share of requests that have drafts where some are wanted.
+  double Share() const { return times_.look_up() ? found_ / looked_ : 1; }
+  double TokensPerStep(int32_t k, double share) const;
+  double SecondsPerToken(int32_t k, int32_t num_requests, double share) const;
+  int32_t Best(int32_t num_requests, double share) const;
   /// The best if it gains enough, else the chosen one.
   int32_t Better(int32_t num_requests) const;
+  /// Drafts to look for, now and then, where none are chosen.
+  int32_t LookAgain(int32_t num_requests);
 
   int32_t max_drafts_;
   StepTimes times_;
@@ -69,7 +97,10 @@ class DraftLengthPolicy {
   int32_t lasting_ = 0;        // steps in a row in which another number promised more
   std::vector<double> tried_;
   std::vector<double> accepted_;
-  double prompt_rows_ = 0;  // of requests that ended lately
+  double looked_ = 1;          // requests of late for which drafts were looked up
+  double found_ = 1;           // and found
+  int32_t steps_without_ = 0;  // since drafts were looked up last
+  double prompt_rows_ = 0;     // of requests that ended lately
   double tokens_ = 0;
 };
 

@@ -47,10 +47,11 @@ struct DraftRequest {
   TokenRefs tokens;  // all known tokens, those just sampled included
   int32_t prompt_length = 0;
   int32_t first_position = 0;
-  int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
-  int32_t first_row = 0;   // row of first_position in the step's hidden rows
-  int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
-  int32_t num_drafts = 0;  // wanted, at most `depth` of Propose; 0: none
+  int32_t frontier = 0;        // last position whose token is known and whose hidden row exists
+  int32_t first_row = 0;       // row of first_position in the step's hidden rows
+  int32_t num_rows = 0;        // rows of the request in the step, rejected drafts included
+  int32_t num_drafts = 0;      // wanted, at most `depth` of Propose; 0: none
+  bool always_drafts = false;  // a lookup that finds nothing gives the last token again
   std::span<const std::vector<int32_t>> block_tables = {};  // by cache group
   /// Null: drafts are the most likely tokens. Else they are drawn as the target draws (temperature
   /// > 0). Without draft_probs they are drawn with the target's noise, so that both often agree.

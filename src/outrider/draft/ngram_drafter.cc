@@ -37,7 +37,8 @@ void NgramDrafter::Propose(std::span<const DraftRequest> requests, int32_t /*dep
     if (request.num_drafts == 0) continue;
     TokenRef* row = drafts.row(static_cast<int64_t>(i));
     const std::span<const TokenRef> tokens = request.tokens;
-    const size_t next = Continuation(tokens);
+    size_t next = Continuation(tokens);
+    if (next == tokens.size() && request.always_drafts) --next;
     if (next == tokens.size()) {
       row[0] = TokenRef();
       continue;

@@ -288,13 +288,14 @@ void EngineCore::FinishStep(StepRecord& record) {
   EmitTokens(plan, results);
   const std::span<const int32_t> num_drafts = parts_.executor->WaitDrafts(step.ticket);
   ++counters_.num_steps;
+  const bool wanted = counters_.num_speculative_tokens > 0;
   counters_.num_speculative_tokens = step.num_drafts;
   Commit(plan, results, num_drafts);
   TellKvEvents();
   std::shift_left(in_flight_.begin(), in_flight_.end(), 1);
   --num_in_flight_;
   record = DescribeStep(plan, results);
-  if (parts_.draft_length_policy) ObserveStep(plan, results);
+  if (parts_.draft_length_policy) ObserveStep(plan, results, wanted);
 }
 
 void EngineCore::EmitTokens(const StepPlan& plan, std::span<const RequestResult> results) {
@@ -353,12 +354,15 @@ void EngineCore::End(RequestState& state) {
   Remove(state);
 }
 
-void EngineCore::ObserveStep(const StepPlan& plan, std::span<const RequestResult> results) {
+void EngineCore::ObserveStep(const StepPlan& plan, std::span<const RequestResult> results,
+                             bool wanted) {
   const auto k = static_cast<size_t>(parts_.scheduler.max_drafts);
   tried_.assign(k, 0);
   accepted_.assign(k, 0);
+  int32_t verified = 0;
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     if (outcomes_[i].state == nullptr || !plan.requests[i].samples) continue;
+    if (plan.requests[i].phase == Phase::kDecode) ++verified;
     // Drafts that were accepted after the end of the request gained nothing.
     const auto num_drafts = static_cast<int32_t>(results[i].drafts.size());
     const int32_t gained = std::min(results[i].verified.num_accepted, outcomes_[i].num_emitted - 1);
@@ -368,6 +372,7 @@ void EngineCore::ObserveStep(const StepPlan& plan, std::span<const RequestResult
     }
   }
   parts_.draft_length_policy->ObserveStep(tried_, accepted_);
+  if (wanted) parts_.draft_length_policy->ObserveLookups(verified, tried_.front());
 }
 
 StepRecord EngineCore::DescribeStep(const StepPlan& plan,

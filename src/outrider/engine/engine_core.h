@@ -172,8 +172,9 @@ class EngineCore {
               std::span<const int32_t> num_drafts);
   /// The record of a step that has run.
   StepRecord DescribeStep(const StepPlan& plan, std::span<const RequestResult> results) const;
-  /// Tells the policy what became of the step's drafts.
-  void ObserveStep(const StepPlan& plan, std::span<const RequestResult> results);
+  /// Tells the policy what became of the step's drafts. wanted: whether the step before was to
+  /// have some made.
+  void ObserveStep(const StepPlan& plan, std::span<const RequestResult> results, bool wanted);
   /// Ends a request that has finished.
   void End(RequestState& state);
   /// Takes the request's slot.

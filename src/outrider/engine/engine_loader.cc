@@ -196,8 +196,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   if (k > 0 && options.speculation.IsAdaptive()) {
     loaded.step_times = options.speculation.step_times;
     if (!loaded.step_times) {
-      const bool repeats = options.speculation.method == DraftMethod::kNgram;
-      loaded.step_times = MeasureStepTimes(parts, repeats, measured);
+      const bool looks_up = options.speculation.method == DraftMethod::kNgram;
+      loaded.step_times = MeasureStepTimes(parts, looks_up, measured);
     }
     if (options.speculation.enable_adaptive_verification) {
       maker->SetStepTimes(*loaded.step_times);

@@ -28,6 +28,9 @@ struct GenerationRequest {
   MakeStopScope stop_scope;   // of sampling.stop; empty: all of the text
   /// Most drafts per step of this request, at most the engine's k; unset: k.
   std::optional<int32_t> num_speculative_tokens;
+  /// A lookup that finds nothing drafts the last token again: of made-up requests whose steps are
+  /// measured.
+  bool always_drafts = false;
   int32_t priority = 0;      // lower runs first
   std::string cache_salt;    // requests with different salts share no cached prefix
   bool trace_steps = false;  // deltas tell what was drafted (OutputDelta::steps)

@@ -44,9 +44,9 @@ void KeepLeast(std::vector<double>& least, const std::vector<double>& measured) 
 
 class StepTimer {
  public:
-  StepTimer(EngineParts parts, bool repeats)
+  StepTimer(EngineParts parts, bool looks_up)
       : max_drafts_(parts.scheduler.max_drafts),
-        repeats_(repeats),
+        looks_up_(looks_up),
         overlaps_(parts.executor->max_in_flight() > 1),
         core_(std::move(parts)),
         listener_(core_.step_log()) {}
@@ -68,7 +68,7 @@ class StepTimer {
       if (batch.seconds.empty()) break;
       if (progress) progress(batch);
       times.batches.push_back(std::move(batch));
-      const bool tells = n >= kLeastPromptRequests && n <= kMostPromptRequests;
+      const bool tells = !looks_up_ && n >= kLeastPromptRequests && n <= kMostPromptRequests;
       if (tells) KeepLeast(times.prompt_row_seconds, prompt_row_seconds);
     }
     return times;
@@ -112,22 +112,29 @@ class StepTimer {
     for (int32_t k = 0; k <= max_drafts_; ++k) {
       if (run_seconds > SecondsLeft()) return false;
       const Clock::time_point start = Clock::now();
-      const std::optional<RunTimes> run = Run(batch.num_requests, k);
+      const std::optional<RunTimes> run = Run(batch.num_requests, k, k);
       if (!run) return false;
       run_seconds = SecondsSince(start);
       seconds.push_back(run->step_seconds);
       prompt.push_back(run->prompt_row_seconds);
+    }
+    if (looks_up_) {
+      const std::optional<RunTimes> run = Run(batch.num_requests, 1, 0);
+      if (!run) return false;
+      const double known = batch.looking_seconds;
+      batch.looking_seconds = known > 0 ? std::min(known, run->step_seconds) : run->step_seconds;
     }
     KeepLeast(batch.seconds, seconds);
     KeepLeast(prompt_row_seconds, prompt);
     return true;
   }
 
-  /// Requests from their prompts on, with k drafts; nothing if they did not run as they should.
-  std::optional<RunTimes> Run(int32_t num_requests, int32_t k) {
-    core_.SetDraftSchedule(DraftSchedule(k, {}));
+  /// Requests from their prompts on, with k drafts of those that the engine wants; nothing if they
+  /// did not run as they should.
+  std::optional<RunTimes> Run(int32_t num_requests, int32_t wanted, int32_t k) {
+    core_.SetDraftSchedule(DraftSchedule(wanted, {}));
     const RequestId first = next_id_;
-    for (int32_t i = 0; i < num_requests; ++i) Submit(num_requests);
+    for (int32_t i = 0; i < num_requests; ++i) Submit(num_requests, k);
     const size_t least = overlaps_ ? kLeastOverlapped : kLeastRunSteps;
     const int32_t prompt_rows = num_requests * PromptRows(num_requests);
     double prompt_seconds = 0;
@@ -159,24 +166,25 @@ class StepTimer {
     return times;
   }
 
-  void Submit(int32_t num_requests) {
+  void Submit(int32_t num_requests, int32_t k) {
     const RequestId id = next_id_++;
     const auto vocab = static_cast<uint32_t>(core_.parts().executor->vocab_size());
     GenerationRequest request;
     for (int32_t i = 0; i < PromptRows(num_requests); ++i) {
-      const auto place = static_cast<uint32_t>(repeats_ ? 0 : i);
+      const auto place = static_cast<uint32_t>(i);
       request.prompt_token_ids.push_back(
           static_cast<int32_t>(Philox4x32(id, {place, 0, 0, 0x74696d65})[0] % vocab));
     }
     request.sampling.temperature = 0;
     request.sampling.ignore_eos = true;
     request.sampling.max_tokens = MostTokens();
-    if (repeats_) request.sampling.allowed_token_ids = {request.prompt_token_ids.front()};
+    request.num_speculative_tokens = k;
+    request.always_drafts = true;
     core_.Add(id, std::move(request), [](RequestId, OutputDelta&&) {});
   }
 
   int32_t max_drafts_;
-  bool repeats_;
+  bool looks_up_;
   bool overlaps_;  // a step begins before the one before has ended
   EngineCore core_;
   StepLog::Listener listener_;
@@ -188,10 +196,10 @@ class StepTimer {
 
 }  // namespace
 
-StepTimes MeasureStepTimes(EngineParts& parts, bool repeats, const StepTimesProgress& progress) {
+StepTimes MeasureStepTimes(EngineParts& parts, bool looks_up, const StepTimesProgress& progress) {
   OUTRIDER_CHECK(parts.scheduler.max_drafts > 0 && !parts.draft_length_policy);
   DraftSchedule schedule = parts.draft_schedule;
-  StepTimer timer(std::move(parts), repeats);
+  StepTimer timer(std::move(parts), looks_up);
   StepTimes times = timer.Measure(progress);
   parts = std::move(timer).ReleaseParts();
   parts.draft_schedule = std::move(schedule);

@@ -21,6 +21,7 @@ std::shared_ptr<const RequestParameters> ParametersOf(GenerationRequest& request
       .prompt_length = prompt_length,
       .max_total_tokens = static_cast<int32_t>(std::min<int64_t>(max_model_len, wanted)),
       .num_speculative_tokens = request.num_speculative_tokens,
+      .always_drafts = request.always_drafts,
       .experts_from = request.experts_from});
 }
 

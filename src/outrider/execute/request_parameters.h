@@ -18,6 +18,7 @@ struct RequestParameters {
   int32_t max_total_tokens = 0;  // prompt and output; the request ends there
   /// Most drafts per step; unset: as many as the step asks for.
   std::optional<int32_t> num_speculative_tokens;
+  bool always_drafts = false;  // also where a lookup finds nothing
   /// Results tell the experts of tokens from this one on; unset: they tell none.
   std::optional<int32_t> experts_from;
 };

@@ -274,6 +274,7 @@ DraftRequest StepRunner::DraftRequestOf(const RequestRows& rows, int32_t frontie
           .first_row = rows.first_row,
           .num_rows = rows.query_length,
           .num_drafts = work.samples ? slot.UsefulDrafts(wanted_drafts_) : 0,
+          .always_drafts = slot.parameters->always_drafts,
           .block_tables = work.block_tables,
           .sampling = sampling,
           .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data(),
