@@ -26,22 +26,27 @@ inline std::vector<uint16_t> NormalBf16(std::mt19937& random, size_t count, floa
   return values;
 }
 
-/// Captures what `body(stream)` launches and replays it. Replays follow one another without a
-/// pause, so that programmatic launches overlap.
+/// Runs what `body(stream)` launches, and waits; with `replays` as a graph that is replayed so
+/// often. Replays follow one another without a pause, so that programmatic launches overlap.
 template <typename Body>
-void ReplayAsGraph(Body body, int replays) {
+void RunOnDevice(Body body, int replays) {
   cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
   CudaOk(cudaStreamCreate(&stream), "stream");
-  CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  body(stream);
-  CudaOk(cudaStreamEndCapture(stream, &graph), "end capture");
-  CudaOk(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-  for (int i = 0; i < replays; ++i) CudaOk(cudaGraphLaunch(executable, stream), "replay");
-  CudaOk(cudaStreamSynchronize(stream), "graph");
-  CudaOk(cudaGraphExecDestroy(executable), "destroy");
-  CudaOk(cudaGraphDestroy(graph), "destroy");
+  if (replays == 0) {
+    body(stream);
+    CudaOk(cudaStreamSynchronize(stream), "run");
+  } else {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    body(stream);
+    CudaOk(cudaStreamEndCapture(stream, &graph), "end capture");
+    CudaOk(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    for (int i = 0; i < replays; ++i) CudaOk(cudaGraphLaunch(executable, stream), "replay");
+    CudaOk(cudaStreamSynchronize(stream), "graph");
+    CudaOk(cudaGraphExecDestroy(executable), "destroy");
+    CudaOk(cudaGraphDestroy(graph), "destroy");
+  }
   CudaOk(cudaStreamDestroy(stream), "destroy");
 }
 

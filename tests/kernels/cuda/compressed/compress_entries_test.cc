@@ -256,12 +256,7 @@ class CompressEntriesTest : public HopperTest<::testing::TestWithParam<Compresso
       rows.Plan(stream);
       CudaOk(CompressEntries(params, stream), "entries");
     };
-    if (replays > 0) {
-      ReplayAsGraph(launch, replays);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "step");
-    }
+    RunOnDevice(launch, replays);
   }
 
   static std::vector<Window> Whole() {

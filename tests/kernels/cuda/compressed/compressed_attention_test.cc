@@ -11,6 +11,7 @@
 #include "outrider/base/error.h"
 #include "tests/kernels/cuda/compressed/device_compressed_rows.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/sparse/attended_rows.h"
 
 namespace outrider::cuda {
 namespace {
@@ -30,13 +31,6 @@ struct CompressedRun {
   bool rotates = true;
   bool codes = false;  // keys are e4m3; their numbers must have been rounded to them
 };
-
-struct CompressedResult {
-  std::vector<uint16_t> output;  // [heads, 512]
-  std::vector<float> lse;        // [heads]
-  bool operator==(const CompressedResult&) const = default;
-};
-using CompressedResults = std::map<std::pair<int, int>, CompressedResult>;
 
 struct CompressedShape {
   const char* name;
@@ -93,16 +87,9 @@ class CompressedWorld {
     entries_.RoundToCodes();
   }
 
-  std::vector<Window> AllWindows(int rows) const {
-    std::vector<Window> windows;
-    for (size_t r = 0; r < lengths_.size(); ++r) {
-      windows.push_back({static_cast<int>(r), std::max(0, lengths_[r] - rows), lengths_[r]});
-    }
-    return windows;
-  }
+  std::vector<Window> AllWindows(int rows) const { return LastWindows(lengths_, rows); }
 
-  CompressedResults Run(const std::vector<Window>& windows, const CompressedRun& run,
-                        bool sink = true) {
+  AttendedRows Run(const std::vector<Window>& windows, const CompressedRun& run, bool sink = true) {
     const std::vector<SparseRow> step = RowsOf(windows);
     const size_t all_rows = step.size() + static_cast<size_t>(run.padding);
     std::vector<uint16_t> q;
@@ -172,31 +159,17 @@ class CompressedWorld {
         }
       }
     };
-    if (run.replays > 0) {
-      ReplayAsGraph(launch, run.replays);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "attention");
-    }
-    const std::vector<uint16_t> outputs = output.Download();
-    const std::vector<float> lses = lse.Download();
-    CompressedResults results;
-    for (size_t i = 0; i < step.size(); ++i) {
-      const auto begin = outputs.begin() + static_cast<int64_t>(i) * shape_.heads * kDim;
-      const auto lse_begin = lses.begin() + static_cast<int64_t>(i) * shape_.heads;
-      results[{step[i].request, step[i].position}] = {{begin, begin + int64_t{shape_.heads} * kDim},
-                                                      {lse_begin, lse_begin + shape_.heads}};
-    }
-    return results;
+    RunOnDevice(launch, run.replays);
+    return DownloadRows(step, shape_.heads, output, lse);
   }
 
   /// Some heads of every row. `rows`: of every window, which blocks read.
-  void ExpectReference(const CompressedResults& results, int rows, bool sink, bool rotates) {
+  void ExpectReference(const AttendedRows& results, int rows, bool sink, bool rotates) {
     ASSERT_FALSE(results.empty());
     int turn = 0;
-    for (const auto& [at, got] : results) {
-      const auto& [request, position] = at;
-      const Row& row = rows_.at(at);
+    for (const auto& result : results) {
+      const auto& [request, position] = result.first;
+      const Row& row = rows_.at(result.first);
       const std::vector<float> of_window = window_.Floats(request);
       const std::vector<float> of_entries = entries_.Floats(request);
       const int length = lengths_[static_cast<size_t>(request)];
@@ -215,26 +188,8 @@ class CompressedWorld {
         double lse = 0;
         std::vector<double> wanted = Attend(q.data() + int64_t{head} * kDim, keys, of_sink, &lse);
         if (rotates) Rotate(row, wanted);
-        ASSERT_NEAR(got.lse[static_cast<size_t>(head)], lse, 1e-4 * (1 + std::abs(lse)))
-            << "request " << request << ", position " << position << ", head " << head;
-        for (int d = 0; d < kDim; ++d) {
-          // Weights and results are rounded to 8 bits; keys are of size 1 or so.
-          const double value = wanted[static_cast<size_t>(d)];
-          ASSERT_NEAR(Bf16ToFloat(got.output[static_cast<size_t>(head) * kDim + d]), value,
-                      0.008 + 0.008 * std::abs(value))
-              << "request " << request << ", position " << position << ", head " << head
-              << ", column " << d << ", " << keys.size() << " keys";
-        }
+        ExpectHead(result, head, wanted, lse, keys.size());
       }
-    }
-  }
-
-  static void ExpectParts(const CompressedResults& some, const CompressedResults& all,
-                          const char* what) {
-    ASSERT_FALSE(some.empty()) << what;
-    for (const auto& [at, row] : some) {
-      ASSERT_TRUE(row == all.at(at))
-          << what << ": request " << at.first << ", position " << at.second;
     }
   }
 
@@ -309,45 +264,41 @@ class CompressedAttentionTest : public HopperTest<::testing::TestWithParam<Compr
 // Keys around the ends of windows, of groups, of tiles and splits.
 TEST_P(CompressedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
   CompressedWorld world(GetParam(), {2, 64, 127, 129, 256, 515, 1030, 2049, 4200}, 33, 31);
-  const CompressedResults all = world.Run(world.AllWindows(33), {});
+  const AttendedRows all = world.Run(world.AllWindows(33), {});
   world.ExpectReference(world.Run(world.AllWindows(3), {}), 3, true, true);
   world.ExpectReference(world.Run(world.AllWindows(2), {.rotates = false}, false), 2, false, false);
   for (const int rows : {1, 2, 4, 7, 32}) {
-    CompressedWorld::ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3}), all,
-                                 "windows");
+    ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3}), all, "windows");
   }
   for (const int page : {1, 8, 16, 256}) {
-    CompressedWorld::ExpectParts(
+    ExpectParts(
         world.Run(world.AllWindows(3), {.page_size = page, .entry_page = 256 / page, .gap = 192}),
         all, "pages");
   }
   for (const Window& window : world.AllWindows(3)) {
-    CompressedWorld::ExpectParts(world.Run({window}, {}), all, "alone");
-    CompressedWorld::ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {}), all,
-                                 "one row");
+    ExpectParts(world.Run({window}, {}), all, "alone");
+    ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {}), all, "one row");
   }
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all,
-                               "chunks");
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
+  ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all, "chunks");
+  ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
+  ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
 }
 
 // The bits of bf16 keys with the same numbers, so that codes have all that those have.
 TEST_P(CompressedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
   CompressedWorld world(GetParam(), {2, 127, 129, 515, 1030, 2600}, 33, 47);
   world.RoundToCodes();
-  const CompressedResults all = world.Run(world.AllWindows(33), {});
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
+  const AttendedRows all = world.Run(world.AllWindows(33), {});
+  ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
   world.ExpectReference(world.Run(world.AllWindows(2), {.codes = true}), 2, true, true);
   for (const int page : {1, 8, 16, 256}) {
-    CompressedWorld::ExpectParts(
+    ExpectParts(
         world.Run(
             world.AllWindows(3),
             {.page_size = page, .entry_page = 256 / page, .gap = 192, .padding = 1, .codes = true}),
         all, "pages");
   }
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(4), {.replays = 5, .codes = true}), all,
-                               "graph");
+  ExpectParts(world.Run(world.AllWindows(4), {.replays = 5, .codes = true}), all, "graph");
 }
 
 INSTANTIATE_TEST_SUITE_P(Hopper, CompressedAttentionTest,
@@ -368,42 +319,40 @@ TEST_F(CompressedAttentionCases, RowsOfABlockReadEachOther) {
   constexpr int kBlock = 7;
   CompressedWorld world({"blocks", 64, 0, 0, /*in_blocks=*/true}, {7, 60, 134, 135, 136, 700},
                         kBlock, 33);
-  const CompressedResults all = world.Run(world.AllWindows(kBlock), {});
+  const AttendedRows all = world.Run(world.AllWindows(kBlock), {});
   world.ExpectReference(all, kBlock, true, true);
   for (const Window& window : world.AllWindows(kBlock)) {
-    CompressedWorld::ExpectParts(world.Run({window}, {.page_size = 16, .padding = 2}), all,
-                                 "alone");
+    ExpectParts(world.Run({window}, {.page_size = 16, .padding = 2}), all, "alone");
   }
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(kBlock), {.replays = 3}), all, "graph");
+  ExpectParts(world.Run(world.AllWindows(kBlock), {.replays = 3}), all, "graph");
 }
 
 TEST_F(CompressedAttentionCases, KeepsBitsWhenMaximaGrow) {
   // Scores of very different sizes: references move in most tiles.
   CompressedWorld world({"", 64, 4, 512}, {700, 1500, 1100}, 9, 37, 4.0F);
-  const CompressedResults all = world.Run(world.AllWindows(9), {});
+  const AttendedRows all = world.Run(world.AllWindows(9), {});
   for (const auto& [at, row] : all) {
     for (const uint16_t value : row.output) ASSERT_FALSE(std::isnan(Bf16ToFloat(value)));
   }
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {}), all, "one row");
-  CompressedWorld::ExpectParts(world.Run({{1, 1493, 1499}}, {.page_size = 16}), all, "alone");
+  ExpectParts(world.Run(world.AllWindows(1), {}), all, "one row");
+  ExpectParts(world.Run({{1, 1493, 1499}}, {.page_size = 16}), all, "alone");
 }
 
 TEST_F(CompressedAttentionCases, KeepsBitsInManyRepetitions) {
   CompressedWorld world({"", 128, 4, 1024}, {3000, 2500, 700}, 8, 41);
-  const CompressedResults all = world.Run(world.AllWindows(8), {});
+  const AttendedRows all = world.Run(world.AllWindows(8), {});
   for (int i = 0; i < 10; ++i) {
-    CompressedWorld::ExpectParts(world.Run(world.AllWindows(1 + i % 8), {.replays = 20}), all,
-                                 "repetition");
+    ExpectParts(world.Run(world.AllWindows(1 + i % 8), {.replays = 20}), all, "repetition");
   }
 }
 
 TEST_F(CompressedAttentionCases, SmallForTheSanitizers) {
   CompressedWorld world({"", 16, 4, 128}, {3, 70, 600, 900}, 3, 43);
-  const CompressedResults all = world.Run(world.AllWindows(3), {.padding = 1});
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
+  const AttendedRows all = world.Run(world.AllWindows(3), {.padding = 1});
+  ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
   world.RoundToCodes();
-  const CompressedResults rounded = world.Run(world.AllWindows(3), {});
-  CompressedWorld::ExpectParts(world.Run(world.AllWindows(1), {.codes = true}), rounded, "codes");
+  const AttendedRows rounded = world.Run(world.AllWindows(3), {});
+  ExpectParts(world.Run(world.AllWindows(1), {.codes = true}), rounded, "codes");
 }
 
 TEST(CompressedAttentionArguments, AreRefused) {

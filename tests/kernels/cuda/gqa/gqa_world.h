@@ -14,6 +14,7 @@
 
 #include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/mla_decode/mla_decode_reference.h"
 
 namespace outrider::cuda {
@@ -155,9 +156,7 @@ class GqaWorld {
     params.gate_stride = heads;
     params.output = d_output.data();
     params.output_stride = QueryWidth();
-    cudaStream_t stream;
-    CudaOk(cudaStreamCreate(&stream), "stream");
-    const auto launch = [&] {
+    const auto launch = [&](cudaStream_t stream) {
       CudaOk(PlanGqaAttention(params, limits, workspace_.data(), stream), "plan");
       // A plan serves several layers. What one of other queries, NaN among them, has left in the
       // workspace is not for the next.
@@ -166,22 +165,7 @@ class GqaWorld {
         CudaOk(GqaAttention(params, limits, workspace_.data(), stream), "attention");
       }
     };
-    if (graph) {
-      cudaGraph_t recorded;
-      cudaGraphExec_t executable;
-      CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-      launch();
-      CudaOk(cudaStreamEndCapture(stream, &recorded), "end capture");
-      CudaOk(cudaGraphInstantiate(&executable, recorded, 0), "instantiate");
-      for (int i = 0; i < 3; ++i) CudaOk(cudaGraphLaunch(executable, stream), "replay");
-      CudaOk(cudaStreamSynchronize(stream), "graph");
-      cudaGraphExecDestroy(executable);
-      cudaGraphDestroy(recorded);
-    } else {
-      launch();
-      CudaOk(cudaStreamSynchronize(stream), "run");
-    }
-    cudaStreamDestroy(stream);
+    RunOnDevice(launch, graph ? 3 : 0);
     const std::vector<uint16_t> output = d_output.Download();
     GqaBatchResult result(batch.size());
     for (size_t i = 0; i < batch.size(); ++i) {

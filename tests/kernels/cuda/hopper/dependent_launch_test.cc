@@ -120,7 +120,7 @@ TEST_F(DependentLaunchTest, AChainOfLayersKeepsItsBits) {
     const std::vector<int32_t> wanted_pairs = pairs.Download();
     for (int replay = 0; replay < 20; ++replay) {
       reset();
-      ReplayAsGraph([&](cudaStream_t stream) { launch(stream, /*wait=*/false); }, 1);
+      RunOnDevice([&](cudaStream_t stream) { launch(stream, /*wait=*/false); }, 1);
       ASSERT_EQ(x.Download(), wanted_x) << rows << " rows, replay " << replay;
       ASSERT_EQ(cache.Download(), wanted_cache) << rows << " rows, replay " << replay;
       ASSERT_EQ(pairs.Download(), wanted_pairs) << rows << " rows, replay " << replay;

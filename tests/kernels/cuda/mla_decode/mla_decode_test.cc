@@ -79,6 +79,12 @@ struct Shape {
   MlaCacheType type;
 };
 
+std::string ShapeName(const ::testing::TestParamInfo<Shape>& shape) {
+  return "heads" + std::to_string(shape.param.heads) + "page" +
+         std::to_string(shape.param.page_size) +
+         (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
+}
+
 class MlaDecodeShapes : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
 
 TEST_P(MlaDecodeShapes, MatchesReferenceOnMixedWindows) {
@@ -119,11 +125,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{64, 256, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
                       Shape{24, 64, MlaCacheType::kE4m3}, Shape{20, 64, MlaCacheType::kE4m3},
                       Shape{1, 32, MlaCacheType::kE4m3}, Shape{127, 16, MlaCacheType::kE4m3}),
-    [](const ::testing::TestParamInfo<Shape>& shape) {
-      return "heads" + std::to_string(shape.param.heads) + "page" +
-             std::to_string(shape.param.page_size) +
-             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
-    });
+    ShapeName);
 
 TEST_F(MlaDecodeTest, LongContext) {
   for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
@@ -503,11 +505,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{64, 32, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
                       Shape{8, 16, MlaCacheType::kE4m3}, Shape{20, 64, MlaCacheType::kE4m3},
                       Shape{5, 64, MlaCacheType::kE4m3}),
-    [](const ::testing::TestParamInfo<Shape>& shape) {
-      return "heads" + std::to_string(shape.param.heads) + "page" +
-             std::to_string(shape.param.page_size) +
-             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
-    });
+    ShapeName);
 
 TEST(MlaDecodeArguments, AreChecked) {
   MlaDecodeLimits limits = {16, 4, 4096, 16};

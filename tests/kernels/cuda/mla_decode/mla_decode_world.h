@@ -16,6 +16,7 @@
 
 #include "outrider/kernels/cuda/mla_decode/mla_decode.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/mla_decode/mla_decode_reference.h"
 
 namespace outrider::cuda {
@@ -173,26 +174,11 @@ class MlaWorld {
     params.output = d_output.data();
     params.lse = d_lse.data();
     params.relaxed = relaxed;
-    cudaStream_t stream;
-    CudaOk(cudaStreamCreate(&stream), "stream");
-    if (graph) {
-      cudaGraph_t recorded;
-      cudaGraphExec_t executable;
-      CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    const auto launch = [&](cudaStream_t stream) {
       CudaOk(MlaDecodePlan(params, limits, workspace_.data(), stream), "plan");
       CudaOk(MlaDecode(params, limits, workspace_.data(), stream), "decode");
-      CudaOk(cudaStreamEndCapture(stream, &recorded), "end capture");
-      CudaOk(cudaGraphInstantiate(&executable, recorded, 0), "instantiate");
-      for (int i = 0; i < 3; ++i) CudaOk(cudaGraphLaunch(executable, stream), "replay");
-      CudaOk(cudaStreamSynchronize(stream), "graph");
-      cudaGraphExecDestroy(executable);
-      cudaGraphDestroy(recorded);
-    } else {
-      CudaOk(MlaDecodePlan(params, limits, workspace_.data(), stream), "plan");
-      CudaOk(MlaDecode(params, limits, workspace_.data(), stream), "decode");
-      CudaOk(cudaStreamSynchronize(stream), "run");
-    }
-    cudaStreamDestroy(stream);
+    };
+    RunOnDevice(launch, graph ? 3 : 0);
     const std::vector<uint16_t> output = d_output.Download();
     const std::vector<float> lse = d_lse.Download();
     BatchResult result(batch.size());

@@ -105,18 +105,9 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
                                    .num_tiles = num_tiles.data()};
     const auto launch = [&](cudaStream_t stream) {
       CudaOk(RouteExperts(params, routing, stream), "router");
+      if (replays > 0) CudaOk(RouteExperts(params, routing, stream), "router");
     };
-    if (replays > 0) {
-      ReplayAsGraph(
-          [&](cudaStream_t stream) {
-            launch(stream);
-            launch(stream);
-          },
-          replays);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "run");
-    }
+    RunOnDevice(launch, replays);
     Routing result = {ids.Download(),      weights.Download(), offsets.Download(),
                       by_place.Download(), places.Download(),  tiles.Download()};
     const int count = num_tiles.Download()[0];

@@ -113,7 +113,7 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     params.v = d_kv.data() + nope;
     params.out = out.data();
     if (replays > 0) {
-      ReplayAsGraph([&](cudaStream_t stream) { attention_->Run(params, stream); }, replays);
+      RunOnDevice([&](cudaStream_t stream) { attention_->Run(params, stream); }, replays);
     } else {
       // The second call of a batch takes what the first has made.
       params.batch = ++batches_;

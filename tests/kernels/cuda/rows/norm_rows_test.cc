@@ -82,12 +82,8 @@ class NormRowsTest : public HopperTest<::testing::TestWithParam<Shape>> {
     params.x = d_x.data();
     params.out = d_out.data();
     if (bound != rows) params.true_rows = true_rows.data();
-    if (graph) {
-      ReplayAsGraph([&](cudaStream_t stream) { CudaOk(NormRows(params, stream), "NormRows"); }, 1);
-    } else {
-      CudaOk(NormRows(params, nullptr), "NormRows");
-      CudaOk(cudaDeviceSynchronize(), "run");
-    }
+    RunOnDevice([&](cudaStream_t stream) { CudaOk(NormRows(params, stream), "NormRows"); },
+                graph ? 1 : 0);
     return {d_x.Download(), d_out.Download()};
   }
 

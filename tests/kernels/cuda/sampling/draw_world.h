@@ -195,14 +195,9 @@ class DrawBatch {
   /// By request, then row.
   std::vector<std::vector<DrawnToken>> Run(bool processed_logprobs, int replays = 0) const {
     const DrawParams params = Params(processed_logprobs);
-    if (replays > 0) {
-      ReplayAsGraph(
-          [&](cudaStream_t stream) { CudaOk(DrawTokens(params, Results(), stream), "DrawTokens"); },
-          replays);
-    } else {
-      CudaOk(DrawTokens(params, Results(), nullptr), "DrawTokens");
-      CudaOk(cudaDeviceSynchronize(), "run");
-    }
+    RunOnDevice(
+        [&](cudaStream_t stream) { CudaOk(DrawTokens(params, Results(), stream), "DrawTokens"); },
+        replays);
     const std::vector<int32_t> tokens = tokens_.Download(), ranks = ranks_.Download(),
                                top_tokens = top_tokens_.Download();
     const std::vector<float> logprobs = logprobs_.Download(), top = top_logprobs_.Download();

@@ -63,15 +63,9 @@ class ChooseEntriesTest : public HopperTest<> {
     params.scores_stride = stride;
     params.lists = lists.data();
     params.lists_stride = lists_stride;
-    const auto launch = [&](cudaStream_t stream) {
-      CudaOk(ChooseEntries(params, stream), "ChooseEntries");
-    };
-    if (graph) {
-      ReplayAsGraph(launch, 2);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "choice");
-    }
+    RunOnDevice(
+        [&](cudaStream_t stream) { CudaOk(ChooseEntries(params, stream), "ChooseEntries"); },
+        graph ? 2 : 0);
     const std::vector<int32_t> got = lists.Download();
     for (size_t i = 0; i < rows.size(); ++i) {
       std::vector<int32_t> wanted = Choose(rows[i], top_k);

@@ -63,14 +63,7 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
     }
   }
 
-  std::vector<Window> AllWindows(int rows) const {
-    std::vector<Window> windows;
-    for (int r = 0; r < static_cast<int>(kLengths.size()); ++r) {
-      windows.push_back({r, std::max(0, kLengths[static_cast<size_t>(r)] - rows),
-                         kLengths[static_cast<size_t>(r)]});
-    }
-    return windows;
-  }
+  std::vector<Window> AllWindows(int rows) const { return LastWindows(kLengths, rows); }
 
   size_t QueryOf(const SparseRow& row) const {
     return static_cast<size_t>(row.position -
@@ -129,12 +122,7 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
         CudaOk(ScoreIndexKeys(params, stream), "ScoreIndexKeys");
       }
     };
-    if (run.graph) {
-      ReplayAsGraph(launch, 3);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "scores");
-    }
+    RunOnDevice(launch, run.graph ? 3 : 0);
     const std::vector<float> all = scores.Download();
     RowScores results;
     for (size_t i = 0; i < step.size(); ++i) {

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "tests/kernels/cuda/hopper_test.h"
-#include "tests/kernels/cuda/sparse/sparse_world.h"
+#include "tests/kernels/cuda/sparse/attended_rows.h"
 
 namespace outrider::cuda {
 namespace {
@@ -25,13 +25,6 @@ struct ListedRun {
   int replays = 0;     // of a graph; 0: launched
   bool codes = false;  // entries are e4m3; their numbers must have been rounded to them
 };
-
-struct ListedRow {
-  std::vector<uint16_t> output;  // [heads, 512]
-  std::vector<float> lse;        // [heads]
-  bool operator==(const ListedRow&) const = default;
-};
-using ListedRows = std::map<std::pair<int, int>, ListedRow>;
 
 /// Requests whose rows have lists of random entries among those that they see, and NaN in all
 /// entries that no list has.
@@ -78,15 +71,9 @@ class ListedWorld {
     }
   }
 
-  std::vector<Window> AllWindows(int rows) const {
-    std::vector<Window> windows;
-    for (size_t r = 0; r < lengths_.size(); ++r) {
-      windows.push_back({static_cast<int>(r), std::max(0, lengths_[r] - rows), lengths_[r]});
-    }
-    return windows;
-  }
+  std::vector<Window> AllWindows(int rows) const { return LastWindows(lengths_, rows); }
 
-  ListedRows Run(const std::vector<Window>& windows, const ListedRun& run, bool sink = false) {
+  AttendedRows Run(const std::vector<Window>& windows, const ListedRun& run, bool sink = false) {
     const std::vector<SparseRow> step = RowsOf(windows);
     const size_t all_rows = step.size() + static_cast<size_t>(run.padding);
     std::vector<uint16_t> q;
@@ -135,64 +122,33 @@ class ListedWorld {
         }
       }
     };
-    if (run.replays > 0) {
-      ReplayAsGraph(launch, run.replays);
-    } else {
-      launch(nullptr);
-      CudaOk(cudaDeviceSynchronize(), "attention");
-    }
-    const std::vector<uint16_t> outputs = output.Download();
-    const std::vector<float> lses = lse.Download();
-    ListedRows results;
-    for (size_t i = 0; i < step.size(); ++i) {
-      const auto begin = outputs.begin() + static_cast<int64_t>(i) * heads_ * kValue;
-      const auto lse_begin = lses.begin() + static_cast<int64_t>(i) * heads_;
-      results[{step[i].request, step[i].position}] = {{begin, begin + int64_t{heads_} * kValue},
-                                                      {lse_begin, lse_begin + heads_}};
-    }
-    return results;
+    RunOnDevice(launch, run.replays);
+    return DownloadRows(step, heads_, output, lse);
   }
 
   /// Some heads of every row.
-  void ExpectReference(const ListedRows& results, bool sink) {
+  void ExpectReference(const AttendedRows& results, bool sink) {
     ASSERT_FALSE(results.empty());
     std::vector<std::vector<float>> entries;
     for (size_t r = 0; r < lengths_.size(); ++r) {
       entries.push_back(entries_.Floats(static_cast<int>(r)));
     }
     int turn = 0;
-    for (const auto& [at, got] : results) {
-      const Row& row = rows_.at(at);
+    for (const auto& result : results) {
+      const auto& [request, position] = result.first;
+      const Row& row = rows_.at(result.first);
       const std::vector<float> q = ToFloats(row.q);
       for (int i = 0; i < 2; ++i, turn += 37) {
         const int head = turn % heads_;
         const auto key = [&](int j) {
-          return entries[static_cast<size_t>(at.first)].data() +
+          return entries[static_cast<size_t>(request)].data() +
                  int64_t{row.list[static_cast<size_t>(j)]} * kKey;
         };
         const MlaReferenceRow wanted = ReferenceMlaRow(
             q.data() + int64_t{head} * kKey, static_cast<int>(row.list.size()), kScale,
             sink ? sink_[static_cast<size_t>(head)] : NAN, key, [](int) { return true; });
-        ASSERT_NEAR(got.lse[static_cast<size_t>(head)], wanted.lse,
-                    1e-4 * (1 + std::abs(wanted.lse)))
-            << "request " << at.first << ", position " << at.second << ", head " << head;
-        for (int d = 0; d < kValue; ++d) {
-          // Weights and results are rounded to 8 bits; entries are of size 1 or so.
-          ASSERT_NEAR(Bf16ToFloat(got.output[static_cast<size_t>(head) * kValue + d]),
-                      wanted.output[static_cast<size_t>(d)],
-                      0.008 + 0.008 * std::abs(wanted.output[static_cast<size_t>(d)]))
-              << "request " << at.first << ", position " << at.second << ", head " << head
-              << ", column " << d << ", " << row.list.size() << " entries";
-        }
+        ExpectHead(result, head, wanted.output, wanted.lse, row.list.size());
       }
-    }
-  }
-
-  static void ExpectParts(const ListedRows& some, const ListedRows& all, const char* what) {
-    ASSERT_FALSE(some.empty()) << what;
-    for (const auto& [at, row] : some) {
-      ASSERT_TRUE(row == all.at(at))
-          << what << ": request " << at.first << ", position " << at.second;
     }
   }
 
@@ -216,26 +172,22 @@ TEST_P(ListedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
   const int heads = GetParam();
   // Lists around the ends of tiles and splits, and of the whole top_k.
   ListedWorld world(heads, 2048, {2, 64, 65, 256, 258, 513, 2047, 2050, 3000, 5000}, 33, 31);
-  const ListedRows all = world.Run(world.AllWindows(33), {});
+  const AttendedRows all = world.Run(world.AllWindows(33), {});
   world.ExpectReference(world.Run(world.AllWindows(2), {}), false);
   world.ExpectReference(world.Run(world.AllWindows(2), {}, true), true);
   for (const int rows : {1, 2, 4, 7, 32}) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3}), all,
-                             "windows");
+    ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3}), all, "windows");
   }
   for (const int page : {1, 8, 16, 256}) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 160}), all,
-                             "pages");
+    ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 160}), all, "pages");
   }
   for (const Window& window : world.AllWindows(3)) {
-    ListedWorld::ExpectParts(world.Run({window}, {}), all, "alone");
-    ListedWorld::ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {}), all,
-                             "one row");
+    ExpectParts(world.Run({window}, {}), all, "alone");
+    ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {}), all, "one row");
   }
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all,
-                           "chunks");
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
+  ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all, "chunks");
+  ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
+  ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
 }
 
 // The bits of bf16 entries with the same numbers, so that codes have all that those have.
@@ -243,28 +195,26 @@ TEST_P(ListedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
   const int heads = GetParam();
   ListedWorld world(heads, 2048, {2, 64, 65, 256, 258, 513, 2047, 2050, 3000, 5000}, 33, 53, 2.0F);
   world.RoundToCodes();
-  const ListedRows all = world.Run(world.AllWindows(33), {});
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
+  const AttendedRows all = world.Run(world.AllWindows(33), {});
+  ExpectParts(world.Run(world.AllWindows(33), {.codes = true}), all, "all");
   world.ExpectReference(world.Run(world.AllWindows(2), {.codes = true}, true), true);
   for (int rows = 1; rows <= 32; rows += rows < 8 ? 1 : 8) {
-    ListedWorld::ExpectParts(
-        world.Run(world.AllWindows(rows), {.padding = rows % 3, .codes = true}), all, "windows");
+    ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3, .codes = true}), all,
+                "windows");
   }
   for (const int page : {1, 8, 16, 32, 256}) {
-    ListedWorld::ExpectParts(
-        world.Run(world.AllWindows(3), {.page_size = page, .gap = 160, .codes = true}), all,
-        "pages");
+    ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 160, .codes = true}), all,
+                "pages");
   }
   for (const Window& window : world.AllWindows(3)) {
-    ListedWorld::ExpectParts(world.Run({window}, {.codes = true}), all, "alone");
-    ListedWorld::ExpectParts(
-        world.Run({{window.request, window.end - 1, window.end}}, {.codes = true}), all, "one row");
+    ExpectParts(world.Run({window}, {.codes = true}), all, "alone");
+    ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {.codes = true}), all,
+                "one row");
   }
-  ListedWorld::ExpectParts(
-      world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64, .codes = true}), all, "chunks");
+  ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64, .codes = true}), all,
+              "chunks");
   for (int i = 1; i <= 10; ++i) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(3 * i), {.replays = 20, .codes = true}),
-                             all, "graph");
+    ExpectParts(world.Run(world.AllWindows(3 * i), {.replays = 20, .codes = true}), all, "graph");
   }
 }
 
@@ -272,8 +222,8 @@ TEST_P(ListedAttentionTest, CodesHaveTheBitsOfTheirNumbers) {
 TEST_P(ListedAttentionTest, EveryCodeIsItsNumber) {
   ListedWorld world(GetParam(), 512, {600, 512}, 2, 59);
   world.FillWithCodes();
-  const ListedRows all = world.Run(world.AllWindows(2), {});
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(2), {.codes = true}), all, "codes");
+  const AttendedRows all = world.Run(world.AllWindows(2), {});
+  ExpectParts(world.Run(world.AllWindows(2), {.codes = true}), all, "codes");
 }
 
 INSTANTIATE_TEST_SUITE_P(Hopper, ListedAttentionTest, ::testing::Values(128, 64, 16, 5),
@@ -286,20 +236,19 @@ class ListedAttentionCases : public HopperTest<> {};
 TEST_F(ListedAttentionCases, KeepsBitsWhenMaximaGrow) {
   // Scores of very different sizes: references move in most tiles.
   ListedWorld world(64, 1024, {700, 1500, 1100}, 9, 37, 4.0F);
-  const ListedRows all = world.Run(world.AllWindows(9), {});
+  const AttendedRows all = world.Run(world.AllWindows(9), {});
   for (const auto& [at, row] : all) {
     for (const uint16_t value : row.output) ASSERT_FALSE(std::isnan(Bf16ToFloat(value)));
   }
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {}), all, "one row");
-  ListedWorld::ExpectParts(world.Run({{1, 1493, 1499}}, {.page_size = 16}), all, "alone");
+  ExpectParts(world.Run(world.AllWindows(1), {}), all, "one row");
+  ExpectParts(world.Run({{1, 1493, 1499}}, {.page_size = 16}), all, "alone");
 }
 
 TEST_F(ListedAttentionCases, KeepsBitsInManyRepetitions) {
   ListedWorld world(128, 2048, {3000, 2500, 700}, 8, 41);
-  const ListedRows all = world.Run(world.AllWindows(8), {});
+  const AttendedRows all = world.Run(world.AllWindows(8), {});
   for (int i = 0; i < 10; ++i) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(1 + i % 8), {.replays = 20}), all,
-                             "repetition");
+    ExpectParts(world.Run(world.AllWindows(1 + i % 8), {.replays = 20}), all, "repetition");
   }
 }
 
@@ -310,28 +259,27 @@ TEST_F(ListedAttentionCases, BlocksTakeManyItemsOfOneTile) {
   for (int i = 0; i < 40; ++i) lengths.push_back(30 + 7 * i);
   ListedWorld world(16, 64, lengths, 33, 67);
   world.RoundToCodes();
-  const ListedRows all = world.Run(world.AllWindows(33), {});
+  const AttendedRows all = world.Run(world.AllWindows(33), {});
   world.ExpectReference(all, false);
   for (const bool codes : {false, true}) {
     for (const int rows : {1, 17, 33}) {
-      ListedWorld::ExpectParts(world.Run(world.AllWindows(rows), {.replays = 20, .codes = codes}),
-                               all, "repetition");
+      ExpectParts(world.Run(world.AllWindows(rows), {.replays = 20, .codes = codes}), all,
+                  "repetition");
     }
   }
 }
 
 TEST_F(ListedAttentionCases, SmallForTheSanitizers) {
   ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 43);
-  const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1});
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
+  const AttendedRows all = world.Run(world.AllWindows(3), {.padding = 1});
+  ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
 }
 
 TEST_F(ListedAttentionCases, SmallOfCodesForTheSanitizers) {
   ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 47);
   world.RoundToCodes();
-  const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1, .codes = true});
-  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16, .codes = true}), all,
-                           "one row");
+  const AttendedRows all = world.Run(world.AllWindows(3), {.padding = 1, .codes = true});
+  ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16, .codes = true}), all, "one row");
 }
 
 TEST_F(ListedAttentionCases, RefusesWhatItCannotRun) {

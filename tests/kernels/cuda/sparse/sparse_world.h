@@ -25,6 +25,15 @@ struct Window {
   int end;
 };
 
+/// The last `rows` positions of each of some requests.
+inline std::vector<Window> LastWindows(const std::vector<int>& lengths, int rows) {
+  std::vector<Window> windows;
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    windows.push_back({static_cast<int>(r), std::max(0, lengths[r] - rows), lengths[r]});
+  }
+  return windows;
+}
+
 /// A step's row: which request and position.
 struct SparseRow {
   int request;
