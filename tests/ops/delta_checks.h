@@ -84,6 +84,19 @@ inline void ExpectRequestsApart(const Ops& ops, DType compute, int32_t head_dim)
   for (size_t i = 0; i < rows.size(); ++i) EXPECT_TRUE(EqualBits(out[i], alone[i])) << i;
 }
 
+/// After `count` tokens of one request its state is still near float64's.
+inline void ExpectStateOfManyTokens(const Ops& ops, DType compute, const Sizes& sizes,
+                                    int32_t count) {
+  DeltaMachine machine(ops, compute, sizes);
+  const TokenRows rows(count, sizes, 12);
+  Request request = machine.NewRequest();
+  machine.RunAll(request, rows, 1000);
+  std::vector<double> state;
+  Recurrence(rows, sizes, machine.numbers(), &state);
+  const std::vector<float> own = machine.StateOf(request.tables.state);
+  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 1e-5) << i;
+}
+
 /// A checkpoint inside a chunk is the state of just its tokens; what starts from it goes on alike,
 /// and leaves it as it is.
 inline void ExpectCheckpointsGoOn(const Ops& ops, DType compute, int32_t head_dim) {

@@ -48,15 +48,8 @@ TEST_P(DeltaTest, RowsAndStateFollowTheRecurrence) {
 }
 
 TEST_P(DeltaTest, TheStateStaysRightOverManyTokens) {
-  const delta_test::Sizes sizes = {.heads = 1, .decay_mean = -4};
-  delta_test::DeltaMachine machine(cpu::GetCpuOps(GetParam()), DType::kF32, sizes);
-  const delta_test::TokenRows rows(32'000, sizes, 12);
-  delta_test::Request request = machine.NewRequest();
-  machine.RunAll(request, rows, 1000);
-  std::vector<double> state;
-  delta_test::Recurrence(rows, sizes, machine.numbers(), &state);
-  const std::vector<float> own = machine.StateOf(request.tables.state);
-  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 1e-5) << i;
+  delta_test::ExpectStateOfManyTokens(cpu::GetCpuOps(GetParam()), DType::kF32,
+                                      {.heads = 1, .decay_mean = -4}, 32'000);
 }
 
 TEST_P(DeltaTest, BitsDoNotDependOnStepsOrDrafts) {

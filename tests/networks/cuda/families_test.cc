@@ -148,15 +148,7 @@ TEST_F(RealLayerTest, OfV2LiteBesideTheCpus) {
 TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam(), 3);
   TestNetwork network(config, *Source(config), 1);
-  std::mt19937 random(7);
-  const std::vector<KnownRequest> requests =
-      RandomRequests(random, 1000, {1, 65, 130, 400}, 12, 64);
-  KnownRun alone(network, requests, 64, DType::kBF16);
-  alone.RunAlone();
-  const std::vector<KnownRequest> again = WithBlocks(random, requests, 32);
-  KnownRun mixed(network, again, 32, DType::kBF16);
-  mixed.RunMixed(random, 150);
-  ExpectEqualRows(mixed, alone);
+  ExpectBitsOfAnyStep(network, 1000, DType::kBF16, 64, 32);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::ValuesIn(kFamilies),

@@ -54,18 +54,8 @@ TEST_F(Int4ModelTest, LogProbabilitiesBesideTheCpus) {
     const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
     const std::vector<float> want = CpuLogits(cpu, ids);
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
-      KnownRequest request;
-      request.tokens = ids;
-      request.length = static_cast<int32_t>(ids.size());
-      request.prompt = phase == Phase::kDecode ? 0 : request.length;
-      request.tables = {FirstBlocks((request.length + kBlock - 1) / kBlock + 1)};
-      request.tokens.resize(ids.size() + 4, 0);
-      std::vector<KnownRequest> requests = {request};
-      KnownRun run(network, requests, kBlock, DType::kBF16);
-      for (int32_t first = 0; first < request.length; first += 50) {
-        run.Step({{0, first, std::min(50, request.length - first)}});
-      }
-      errors.Judge(network.Logits(run.rows()[0][0]), want, vocab, std::span(ids).subspan(1),
+      const HiddenRows rows = RowsOfText(network, ids, phase, 50, kBlock);
+      errors.Judge(network.Logits(rows[0]), want, vocab, std::span(ids).subspan(1),
                    fmt::format("case {} {}", c, phase == Phase::kDecode ? "rows" : "prompt"));
     }
   }

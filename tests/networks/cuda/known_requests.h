@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/networks/cuda/device_run.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider::cuda {
 
@@ -212,6 +213,38 @@ inline void ExpectEqualRows(const KnownRun& got, const KnownRun& expected,
       EXPECT_TRUE(std::ranges::any_of(kinds[kind], [](uint16_t bits) { return bits != 0; }));
     }
   }
+}
+
+/// Expects that requests have the same bits alone over blocks of `block` tokens and in mixed steps
+/// over blocks of `other_block`.
+inline void ExpectBitsOfAnyStep(TestNetwork& network, int32_t vocab, const CacheNumbers& cache,
+                                int32_t block, int32_t other_block, const std::string& what = "") {
+  std::mt19937 random(7);
+  std::vector<KnownRequest> requests =
+      RandomRequests(random, vocab, {1, 65, 130, 400}, 12, network.Groups(block, cache));
+  KnownRun alone(network, requests, block, cache);
+  alone.RunAlone();
+  SpreadBlocks(random, requests, network.Groups(other_block, cache));
+  KnownRun mixed(network, requests, other_block, cache);
+  mixed.RunMixed(random, 150);
+  ExpectEqualRows(mixed, alone, what);
+}
+
+/// The rows of a text by itself, in steps of `chunk` tokens: as a prompt's or as generated ones.
+inline HiddenRows RowsOfText(TestNetwork& network, const std::vector<int32_t>& ids, Phase phase,
+                             int32_t chunk, int32_t block_size) {
+  KnownRequest request;
+  request.tokens = ids;
+  request.length = static_cast<int32_t>(ids.size());
+  request.prompt = phase == Phase::kDecode ? 0 : request.length;
+  request.tables = {FirstBlocks((request.length + block_size - 1) / block_size + 1)};
+  request.tokens.resize(ids.size() + 4, 0);  // what modules read behind the end is of no use
+  const std::vector<KnownRequest> requests = {request};
+  KnownRun run(network, requests, block_size, DType::kBF16);
+  for (int32_t first = 0; first < request.length; first += chunk) {
+    run.Step({{0, first, std::min(chunk, request.length - first)}});
+  }
+  return run.rows()[0];
 }
 
 }  // namespace outrider::cuda

@@ -98,16 +98,7 @@ TEST_P(SparseTest, EveryLayerBesideTheCpus) {
 TEST_P(SparseTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam());
   TestNetwork network(config, *Source(config), 1);
-  const DType type = GetParam().cache;
-  std::mt19937 random(7);
-  std::vector<KnownRequest> requests =
-      RandomRequests(random, kVocab, {1, 65, 130, 400}, 12, network.Groups(64, type));
-  KnownRun alone(network, requests, 64, type);
-  alone.RunAlone();
-  SpreadBlocks(random, requests, network.Groups(32, type));
-  KnownRun mixed(network, requests, 32, type);
-  mixed.RunMixed(random, 150);
-  ExpectEqualRows(mixed, alone, std::string(DTypeName(type)));
+  ExpectBitsOfAnyStep(network, kVocab, GetParam().cache, 64, 32);
 }
 
 /// The indexer's weights of heads in e4m3, whose scales bfloat16 does not hold.

@@ -27,18 +27,7 @@ class TinyModelTest : public HopperTest<> {
 
   /// Runs a prompt of its own: rows [length, hidden] of the target, or of the modules after it.
   HiddenRows Run(const std::vector<int32_t>& ids, Phase phase, int32_t chunk) {
-    KnownRequest request;
-    request.tokens = ids;
-    request.length = static_cast<int32_t>(ids.size());
-    request.prompt = phase == Phase::kDecode ? 0 : request.length;
-    request.tables = {FirstBlocks((request.length + kBlock - 1) / kBlock + 1)};
-    request.tokens.resize(ids.size() + 4, 0);  // what modules read behind the end is of no use
-    std::vector<KnownRequest> requests = {request};
-    KnownRun run(*network_, requests, kBlock, DType::kBF16);
-    for (int32_t first = 0; first < request.length; first += chunk) {
-      run.Step({{0, first, std::min(chunk, request.length - first)}});
-    }
-    return run.rows()[0];
+    return RowsOfText(*network_, ids, phase, chunk, kBlock);
   }
 
   /// The largest error of a log-probability among those that matter: the likeliest token's and the

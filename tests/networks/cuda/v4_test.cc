@@ -71,16 +71,8 @@ TEST_P(V4Test, BitsDoNotDependOnTheStep) {
   TestNetwork network(config, *MakeDummyWeights(config, 3), 1);
   const auto vocab = static_cast<int32_t>(config.vocab_size);
   for (const CacheNumbers& cache : {CacheNumbers(DType::kBF16), kFp8Caches[0], kFp8Caches[1]}) {
-    std::mt19937 random(7);
-    std::vector<KnownRequest> requests =
-        RandomRequests(random, vocab, {1, 65, 130, 400}, 12, network.Groups(128, cache));
-    KnownRun alone(network, requests, 128, cache);
-    alone.RunAlone();
-    SpreadBlocks(random, requests, network.Groups(256, cache));
-    KnownRun mixed(network, requests, 256, cache);
-    mixed.RunMixed(random, 150);
-    ExpectEqualRows(
-        mixed, alone,
+    ExpectBitsOfAnyStep(
+        network, vocab, cache, 128, 256,
         fmt::format("{}, form {}:", DTypeName(cache.dtype), static_cast<int>(cache.form)));
   }
 }

@@ -74,15 +74,8 @@ TEST_F(DeltaCudaOpsTest, RowsAndStatesFollowTheRecurrence) {
 }
 
 TEST_F(DeltaCudaOpsTest, TheStateStaysRightOverManyTokens) {
-  const delta_test::Sizes sizes = {.heads = 1, .head_dim = kHeadDim, .decay_mean = -4};
-  delta_test::DeltaMachine machine(*gpu_, DType::kBF16, sizes);
-  const delta_test::TokenRows rows(4000, sizes, 12);
-  delta_test::Request request = machine.NewRequest();
-  machine.RunAll(request, rows, 1000);
-  std::vector<double> state;
-  delta_test::Recurrence(rows, sizes, machine.numbers(), &state);
-  const std::vector<float> own = machine.StateOf(request.tables.state);
-  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 1e-5) << i;
+  delta_test::ExpectStateOfManyTokens(*gpu_, DType::kBF16,
+                                      {.heads = 1, .head_dim = kHeadDim, .decay_mean = -4}, 4000);
 }
 
 TEST_F(DeltaCudaOpsTest, BitsDoNotDependOnStepsOrDrafts) {
