@@ -53,9 +53,7 @@ struct Steps {
 
 std::vector<int32_t> Expected() {
   const auto engine = MakeTestEngine({.drafter = DrafterKind::kNone});
-  Generated out;
-  Submit(*engine, Problem(), &out);
-  RunUntilIdle(*engine);
+  const Generated out = RunOne(*engine, Problem());
   return out.tokens;
 }
 
@@ -63,9 +61,7 @@ std::vector<int32_t> Expected() {
 TEST(DraftingTest, DraftModelsGetTheOutputsOfTheLayersThatTheyRead) {
   std::vector<std::vector<float>> seen;
   const auto engine = MakeTestEngine({.drafter = DrafterKind::kFake, .seen_by_fake = &seen});
-  Generated out;
-  Submit(*engine, Problem(), &out);
-  RunUntilIdle(*engine);
+  const Generated out = RunOne(*engine, Problem());
   EXPECT_EQ(out.tokens, Expected());
   EXPECT_GT(out.stats.speculation.num_draft_tokens, 100);
 
@@ -223,9 +219,7 @@ TEST(DraftingTest, PromptLookupAndPaddedDraftsGiveTheSameTokens) {
   };
   for (const TestEngineOptions& options : cases) {
     const auto engine = MakeTestEngine(options);
-    Generated out;
-    Submit(*engine, Problem(), &out);
-    RunUntilIdle(*engine);
+    const Generated out = RunOne(*engine, Problem());
     EXPECT_EQ(out.tokens, expected);
     EXPECT_GT(out.stats.speculation.num_accepted_tokens, 0);
   }
@@ -244,9 +238,7 @@ TEST(DraftingTest, APartOfTheVocabularyGivesTheSameTokens) {
       RunUntilIdle(*plain);
       for (const int32_t size : {2048, 400, 100}) {
         const auto engine = MakeTestEngine({.drafter = kind, .k = 3, .draft_vocab_size = size});
-        Generated out;
-        Submit(*engine, request, &out);
-        RunUntilIdle(*engine);
+        const Generated out = RunOne(*engine, request);
         EXPECT_EQ(out.tokens, alone.tokens);
         for (const auto& drafts : out.drafts) {
           for (const int32_t draft : drafts) EXPECT_LT(draft, size);
@@ -298,8 +290,7 @@ TEST(DraftingTest, ADrafterThatTheFilesLackIsWarnedOf) {
       }
     }
     const auto index_path = directory.path() / "model.safetensors.index.json";
-    std::ifstream file(index_path);
-    nlohmann::json index = nlohmann::json::parse(file);
+    nlohmann::json index = ReadJson(index_path);
     std::erase_if(index["weight_map"].get_ref<nlohmann::json::object_t&>(), [&](const auto& entry) {
       return std::ranges::any_of(
           modules, [&](const std::string& module) { return entry.first.starts_with(module); });

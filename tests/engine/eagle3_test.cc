@@ -69,9 +69,7 @@ TEST_P(Eagle3DraftsTest, AreThoseOfTheReference) {
       request.sampling.max_tokens = 6;
       request.sampling.ignore_eos = true;
       request.trace_steps = true;
-      Generated out;
-      Submit(*loaded.engine, request, &out);
-      RunUntilIdle(*loaded.engine);
+      const Generated out = RunOne(*loaded.engine, request);
       EXPECT_EQ(out.tokens.front(), golden.Read<int32_t>(fmt::format("case{}.next", c)).back());
       ASSERT_GE(out.drafts.size(), 2U);
       EXPECT_EQ(out.drafts[1], golden.Read<int32_t>(fmt::format("case{}.drafts", c)));
@@ -121,9 +119,7 @@ void ExpectRunsWithRandomWeights(const std::filesystem::path& model) {
   request.prompt_token_ids = {3, 4, 5};
   request.sampling.max_tokens = 9;
   request.sampling.ignore_eos = true;
-  Generated out;
-  Submit(*loaded.engine, request, &out);
-  RunUntilIdle(*loaded.engine);
+  const Generated out = RunOne(*loaded.engine, request);
   EXPECT_EQ(out.tokens.size(), 9U);
 }
 
@@ -137,27 +133,22 @@ TEST(Eagle3, RunsBesideAnIndexer) {
 }
 
 /// A copy of the golden drafter with another config.
-class ChangedDrafter {
+class ChangedDrafter : public ModelDirectory {
  public:
   explicit ChangedDrafter(const std::function<void(nlohmann::json&)>& change) {
     const std::filesystem::path from = GoldenDirectory() / "tiny-eagle3";
-    std::filesystem::copy(from / "model.safetensors", directory_.path());
-    std::ifstream file(from / "config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    std::filesystem::copy(from / "model.safetensors", directory());
+    nlohmann::json config = ReadJson(from / "config.json");
     change(config);
-    std::ofstream(directory_.path() / "config.json") << config;
+    WriteConfig(config);
   }
-  const std::filesystem::path& path() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 TEST(Eagle3, RefusesWhatDoesNotFit) {
   const std::filesystem::path target = GoldenDirectory() / "tiny-v3-options";
   const auto refusal = [&](const std::function<void(nlohmann::json&)>& change) {
     const ChangedDrafter drafter(change);
-    return RefusalOf(Eagle3Options(target, drafter.path()));
+    return RefusalOf(Eagle3Options(target, drafter.directory()));
   };
   EXPECT_THAT(refusal([](auto& c) { c["vocab_size"] = 300; }),
               AllOf(HasSubstr("\"vocab_size\" is 300"), HasSubstr("needs 264")));
@@ -224,16 +215,16 @@ TEST(Eagle3, NeedsItsOptionsTogether) {
 // when it is read.
 TEST(Eagle3, RefusesAVocabularyThatIsNone) {
   const ChangedDrafter drafter([](nlohmann::json&) {});
-  std::fstream file(drafter.path() / "model.safetensors",
+  std::fstream file(drafter.directory() / "model.safetensors",
                     std::ios::in | std::ios::out | std::ios::binary);
-  for (const TensorInfo& info : ReadSafetensorsHeader(drafter.path() / "model.safetensors")) {
+  for (const TensorInfo& info : ReadSafetensorsHeader(drafter.directory() / "model.safetensors")) {
     if (info.name != "d2t") continue;
     const int64_t added = -1;  // the token before, which is taken
     file.seekp(static_cast<std::streamoff>(info.begin) + 8 * 5);
     file.write(reinterpret_cast<const char*>(&added), 8);
   }
   file.close();
-  EXPECT_THAT(RefusalOf(Eagle3Options(GoldenDirectory() / "tiny-v3-options", drafter.path())),
+  EXPECT_THAT(RefusalOf(Eagle3Options(GoldenDirectory() / "tiny-v3-options", drafter.directory())),
               HasSubstr("d2t makes draft token 5 the target's token 4"));
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/networks/model_directory.h"
 #include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
@@ -33,8 +34,7 @@ EngineOptions OptionsOf(const std::filesystem::path& model, int32_t threads) {
 
 // Weights of the bundled model's shape, with another vocabulary.
 EngineOptions DummyModel(const std::filesystem::path& directory, int32_t vocab_size) {
-  std::ifstream file(kBundled / "config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(kBundled / "config.json");
   config["vocab_size"] = vocab_size;
   std::ofstream(directory / "config.json") << config.dump();
   EngineOptions options = OptionsOf(directory, 1);

@@ -40,7 +40,6 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
       options.checkpoint.string(), options.dtype, options.rounded_cache, options.quantization,
       options.cache_form, options.logprobs_mode, seed, requests.size()}];
   if (!results.empty()) return results;
-  results.resize(requests.size());
   const auto engine = MakeTestEngine({.checkpoint = options.checkpoint,
                                       .dummy_seed = options.dummy_seed,
                                       .dtype = options.dtype,
@@ -51,11 +50,7 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
                                       .prefix_caching = false,
                                       .cache_form = options.cache_form,
                                       .logprobs_mode = options.logprobs_mode});
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &results[i]);
-    RunUntilIdle(*engine);
-  }
-  return results;
+  return results = RunEach(*engine, requests);
 }
 
 // A crowd makes preemptions; elsewhere fewer requests do where everything is slow.
@@ -88,14 +83,9 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
   AddGrammars(seed, static_cast<int32_t>(vocab), requests);
   const auto& alone = AloneRuns(options, seed, requests);
   const auto engine = MakeTestEngine(options);
-  std::vector<Generated> together(requests.size());
   std::mt19937 random(seed);
-  // Requests join while others run.
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &together[i]);
-    for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
-  }
-  RunUntilIdle(*engine);
+  const std::vector<Generated> together =
+      RunJoining(*engine, requests, [&] { return random() % 3; });
   for (size_t i = 0; i < requests.size(); ++i) {
     ASSERT_EQ(Difference(together[i], alone[i]), "")
         << name << " seed " << seed << " request " << i;
@@ -398,12 +388,7 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
   }
   const auto& alone = AloneRuns(options, kSeed, requests);
   const auto engine = MakeTestEngine(options);
-  std::vector<Generated> together(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &together[i]);
-    engine->Step();
-  }
-  RunUntilIdle(*engine);
+  const std::vector<Generated> together = RunTogether(*engine, requests, /*steps_between=*/1);
   size_t num_equal = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     ExpectClose(together[i], alone[i], fmt::format("request {}", i));

@@ -55,12 +55,8 @@ inline std::vector<Generated> AllExpertsOf(const TestEngineOptions& options,
                                       .cache_form = options.cache_form,
                                       .queued = options.queued,
                                       .tells_experts = true});
-  std::vector<Generated> results;
-  for (GenerationRequest& request : requests) {
-    request.experts_from = 0;
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
-  return results;
+  for (GenerationRequest& request : requests) request.experts_from = 0;
+  return RunEach(*engine, requests);
 }
 
 /// Random requests, some of which ask for the experts of all tokens, of some, or of none.
@@ -82,12 +78,8 @@ inline void ExpectExpertsTogetherAsAlone(const std::string& name, TestEngineOpti
   requests.back().sampling.prompt_logprobs.reset();
   requests.back().experts_from = static_cast<int32_t>(requests.back().prompt_token_ids.size());
   const auto engine = MakeTestEngine(options);
-  std::vector<Generated> together(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &together[i]);
-    for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
-  }
-  RunUntilIdle(*engine);
+  const std::vector<Generated> together =
+      RunJoining(*engine, requests, [&] { return random() % 3; });
   int64_t accepted = 0;
   int64_t drafted = 0;
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -314,11 +314,11 @@ class Models {
   SmallSparseModel small_glm5_model_{kSmallVocab, {.golden = "tiny-glm-dsa", .heads = heads_}};
   SmallSparseModel gpu_v32_model_{kSmallVocab, GpuV32Sizes(arguments_.ranks)};
   SmallSparseModel gpu_glm5_model_{kSmallVocab, GpuGlm5Sizes(arguments_.ranks)};
-  SmallHybridModel small_ling_{WithHeads(SmallLingConfig(kSmallVocab), std::max(4, heads_))};
-  SmallHybridModel small_kimi_{WithHeads(SmallKimiConfig(kSmallVocab), std::max(4, heads_))};
-  SmallHybridModel gpu_ling_{
+  ModelDirectory small_ling_{WithHeads(SmallLingConfig(kSmallVocab), std::max(4, heads_))};
+  ModelDirectory small_kimi_{WithHeads(SmallKimiConfig(kSmallVocab), std::max(4, heads_))};
+  ModelDirectory gpu_ling_{
       WithHeads(WithGpuHeads(SmallLingConfig(kSmallVocab)), std::max(4, heads_))};
-  SmallHybridModel gpu_kimi_{
+  ModelDirectory gpu_kimi_{
       WithHeads(WithGpuHeads(SmallKimiConfig(kSmallVocab)), std::max(4, heads_))};
   V3ForRanks gpu_v3_{arguments_.ranks};
   V4ForRanks gpu_v4_{TinyV4Directory(), arguments_.ranks};

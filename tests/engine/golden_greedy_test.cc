@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/engine/test_engine.h"
+#include "tests/engine/scenario_requests.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
@@ -52,8 +51,7 @@ int ExpectGoldenDrafts(const Generated& result, const nlohmann::json& golden) {
 }
 
 TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
-  std::ifstream file(GoldenDirectory() / GetParam().golden / "golden_greedy.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = ReadJson(GoldenDirectory() / GetParam().golden / "golden_greedy.json");
   TestEngineOptions options;
   options.dtype = DType::kF32;
   options.checkpoint = CheckpointDirectory(GetParam().golden);
@@ -65,11 +63,7 @@ TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
   const size_t every = GetParam().Every();
   std::vector<Generated> results(golden.size());
   for (size_t i = 0; i < golden.size(); i += every) {
-    GenerationRequest request;
-    request.prompt_token_ids = golden[i]["prompt_ids"].get<std::vector<int32_t>>();
-    request.sampling.temperature = 0;
-    request.sampling.max_tokens = static_cast<int32_t>(golden[i]["greedy_ids"].size());
-    request.sampling.ignore_eos = true;  // the golden list may go on after it
+    GenerationRequest request = GreedyRequest(golden[i]);
     request.trace_steps = true;
     Submit(*engine, std::move(request), &results[i]);
   }

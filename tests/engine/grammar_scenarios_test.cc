@@ -53,13 +53,8 @@ class GrammarScenarioTest : public testing::TestWithParam<DrafterKind> {
   }
 
   /// One after the other on one engine.
-  static std::vector<Generated> RunEach(const std::vector<GenerationRequest>& requests) {
-    const auto engine = MakeTestEngine({.drafter = GetParam(), .k = 3});
-    std::vector<Generated> results;
-    for (const GenerationRequest& request : requests) {
-      results.push_back(RunTogether(*engine, {request}).front());
-    }
-    return results;
+  static std::vector<Generated> RunDrafted(const std::vector<GenerationRequest>& requests) {
+    return RunEach(*MakeTestEngine({.drafter = GetParam(), .k = 3}), requests);
   }
 };
 
@@ -67,8 +62,8 @@ TEST_P(GrammarScenarioTest, AGrammarThatAllowsTheAnswerKeepsItsAcceptance) {
   const GenerationRequest free = Request(TrainedPrompts()[0], 24);
   GenerationRequest constrained = free;
   constrained.grammar.grammar = CompileText(GrammarKind::kRegex, R"((.|\n)*)");
-  const Generated without = RunEach({free}).front();
-  const Generated with = RunEach({constrained}).front();
+  const Generated without = RunDrafted({free}).front();
+  const Generated with = RunDrafted({constrained}).front();
   ExpectEqual({with}, {without});
   EXPECT_EQ(with.stats.speculation.num_accepted_tokens,
             without.stats.speculation.num_accepted_tokens);
@@ -88,7 +83,7 @@ TEST_P(GrammarScenarioTest, RefusesADraftInsideTheWindow) {
         TrainedPrompts()[0],
         CompileText(GrammarKind::kRegex, Literal(begins.back()) + "![A-Z]{3}[0-9a-z ]*"), 20));
   }
-  const auto results = RunEach(requests);
+  const auto results = RunDrafted(requests);
   ExpectEqual(results, RunAlone(requests));
   for (size_t i = 0; i < results.size(); ++i) {
     EXPECT_EQ(TextOf(results[i].tokens).substr(0, begins[i].size() + 1), begins[i] + "!");
@@ -108,7 +103,7 @@ TEST_P(GrammarScenarioTest, EndsInsideTheWindow) {
       requests.back().sampling.ignore_eos = ignore_eos;
     }
   }
-  const auto results = RunEach(requests);
+  const auto results = RunDrafted(requests);
   ExpectEqual(results, RunAlone(requests));
   for (size_t i = 0; i < results.size(); ++i) {
     EXPECT_EQ(TextOf(results[i].tokens), texts[i / 2]);
@@ -128,7 +123,7 @@ TEST_P(GrammarScenarioTest, ThinkingEndsInsideTheWindow) {
       requests.back().grammar.start_after = {free.begin() + n, free.begin() + n + length};
     }
   }
-  const auto results = RunEach(requests);
+  const auto results = RunDrafted(requests);
   ExpectEqual(results, RunAlone(requests));
   for (size_t i = 0; i < results.size(); ++i) {
     // What was thought is as it was without a grammar; JSON follows.
@@ -162,12 +157,7 @@ TEST_P(GrammarScenarioTest, MixedBatchesOfLongChunksGrammarsAndPlainRequests) {
   for (const int32_t chunk : {24, 100}) {
     const auto engine = MakeTestEngine(
         {.drafter = GetParam(), .k = 3, .max_num_batched_tokens = chunk, .threads = 2});
-    std::vector<Generated> results(requests.size());
-    for (size_t i = 0; i < requests.size(); ++i) {
-      Submit(*engine, requests[i], &results[i]);
-      engine->Step();
-    }
-    RunUntilIdle(*engine);
+    const std::vector<Generated> results = RunTogether(*engine, requests, /*steps_between=*/1);
     ExpectEqual(results, RunAlone(requests));
     for (size_t i = 0; i < requests.size(); i += 4) {
       EXPECT_TRUE(nlohmann::json::accept(TextOf(results[i].tokens))) << TextOf(results[i].tokens);

@@ -5,14 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_loader.h"
+#include "tests/networks/model_directory.h"
 #include "tests/source_directory.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -67,15 +66,13 @@ TEST(HostFitTest, WhereNothingHelpsNothingIsPromised) {
 
 // A model of 5.1 TB: it is refused before its weights are read, and explained.
 TEST(HostFitTest, AModelThatDoesNotFitIsRefusedAtLoadAndExplained) {
-  const TemporaryDirectory directory;
-  std::ifstream file(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
   config.erase("quantization_config");  // to draw its scales would take seconds
   config["intermediate_size"] = 1 << 24;
   config["num_hidden_layers"] = config["first_k_dense_replace"] = 200;
-  std::ofstream(directory.path() / "config.json") << config.dump();
+  const ModelDirectory model(config);
   EngineOptions options;
-  options.model = directory.path().string();
+  options.model = model.directory().string();
   options.load_format = LoadFormat::kDummy;
   options.device = DeviceKind::kCpu;
   const auto refusal = [&] {

@@ -46,10 +46,7 @@ void ExpectExactInInt4(TestEngineOptions options) {
   plain.num_blocks = options.num_blocks = 2048;
   plain.max_num_batched_tokens = 1024;
   const auto engine = MakeTestEngine(plain);
-  std::vector<Generated> alone;
-  for (const GenerationRequest& request : requests) {
-    alone.push_back(RunTogether(*engine, {request}).front());
-  }
+  const std::vector<Generated> alone = RunEach(*engine, requests);
   for (const int32_t chunk : {37, 256}) {
     options.max_num_batched_tokens = chunk;
     const auto drafting = MakeTestEngine(options);
@@ -66,7 +63,7 @@ TEST(Int4HybridTest, LingWithItsModuleAndWithLookup) {
 }
 
 TEST(Int4HybridTest, KimiWithLookup) {
-  const SmallHybridModel model(Int4KimiConfig());
+  const ModelDirectory model(Int4KimiConfig());
   ExpectExactInInt4(
       {.checkpoint = model.directory(), .dummy_seed = 3, .drafter = DrafterKind::kNgram, .k = 4});
 }

@@ -1,11 +1,11 @@
 // The bundled model with 8-bit weights still solves its problems, and its modules still guess well.
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 namespace {
@@ -17,8 +17,7 @@ std::string AnswerOf(const std::string& text) {
 }
 
 TEST(Int8Answers, OfTheGoldenProblemsAreRight) {
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = ReadJson(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
   const Tokenizer tokenizer = Tokenizer::FromModelDirectory(TinyModelDirectory());
   const auto engine =
       MakeTestEngine({.quantization = WeightQuantization::kInt8, .num_blocks = 1024});

@@ -273,9 +273,7 @@ TEST_P(LateStepsTest, AStopStringComesBeforeAnEndBehindIt) {
     RunUntilIdle(*plain);
     for (uint32_t seed = 0; seed < kSeeds; ++seed) {
       const auto engine = MakeTestEngine(Late(seed), &BundledTokenizer());
-      Generated result;
-      Submit(*engine, request, &result);
-      RunUntilIdle(*engine);
+      const Generated result = RunOne(*engine, request);
       EXPECT_EQ(Difference(result, expected), "") << "token " << at;
       EXPECT_LE(result.tokens.size(), at + 1);
       EXPECT_EQ(result.text.find(request.sampling.stop[0]), std::string::npos);
@@ -291,9 +289,7 @@ TEST_P(LateStepsTest, WhatComesAfterAStopIsForNobody) {
     const auto engine = MakeTestEngine(options, &BundledTokenizer());
     GenerationRequest request = Request(TrainedPrompts()[0], 24);
     request.sampling.stop = {"e"};
-    Generated result;
-    Submit(*engine, request, &result);
-    RunUntilIdle(*engine);
+    const Generated result = RunOne(*engine, request);
     ASSERT_EQ(result.finish_reason, FinishReason::kStop);
     const EngineCounters counters = engine->Counters();
     EXPECT_EQ(counters.generation_tokens, static_cast<int64_t>(result.tokens.size()));
@@ -307,9 +303,7 @@ TEST_P(LateStepsTest, WhatComesAfterAStopIsForNobody) {
     next.prompt_token_ids.insert(next.prompt_token_ids.end(),
                                  free.tokens.begin() + static_cast<int64_t>(result.tokens.size()),
                                  free.tokens.end());
-    Generated again;
-    Submit(*engine, next, &again);
-    RunUntilIdle(*engine);
+    const Generated again = RunOne(*engine, next);
     EXPECT_LE(again.stats.cached_tokens, delivered);
   }
 }

@@ -44,9 +44,7 @@ class PauseTest : public testing::TestWithParam<bool> {
 TEST_P(PauseTest, KeptRequestsGoOnWithTheSameTokens) {
   const GenerationRequest request = PausedRequest(40, 3);
   const auto alone = MakeTestEngine(options_);
-  Generated expected;
-  Submit(*alone, request, &expected);
-  RunUntilIdle(*alone);
+  const Generated expected = RunOne(*alone, request);
 
   const auto engine = MakeTestEngine(options_);
   Generated first;
@@ -117,9 +115,7 @@ TEST_P(PauseTest, EmptiesThePrefixCache) {
   const auto engine = MakeTestEngine(options_);
   const auto hits = [&] {
     const int64_t before = engine->Counters().prefix_cache_hits;
-    Generated out;
-    Submit(*engine, PausedRequest(100, 5, 4), &out);
-    RunUntilIdle(*engine);
+    const Generated out = RunOne(*engine, PausedRequest(100, 5, 4));
     return engine->Counters().prefix_cache_hits - before;
   };
   EXPECT_EQ(hits(), 0);
@@ -209,9 +205,7 @@ TEST_P(KvEventsTest, ASubscriberKnowsWhatTheCacheHas) {
     const GenerationRequest request = PausedRequest(60 + static_cast<int32_t>(seed) * 20, seed, 3);
     const int32_t expected = index.Find(request.prompt_token_ids);
     const int64_t before = engine->Counters().prefix_cache_hits;
-    Generated out;
-    Submit(*engine, request, &out);
-    RunUntilIdle(*engine);
+    const Generated out = RunOne(*engine, request);
     const int64_t hits = engine->Counters().prefix_cache_hits - before;
     // The engine leaves tokens of the prompt's end to compute, so a whole block less at most.
     EXPECT_LE(hits, expected) << round;

@@ -35,13 +35,6 @@ void ExpectSame(const Generated& a, const Generated& b, const std::string& what)
   }
 }
 
-Generated RunOne(Engine& engine, const GenerationRequest& request) {
-  Generated out;
-  Submit(engine, request, &out);
-  RunUntilIdle(engine);
-  return out;
-}
-
 class PrefixCacheTest : public testing::TestWithParam<DrafterKind> {};
 
 TEST_P(PrefixCacheTest, SharedBeginningsOfManyLengthsGiveTheBitsOfAColdCache) {

@@ -7,9 +7,9 @@
 #include <map>
 #include <new>
 #include <thread>
-#include <variant>
 
 #include "outrider/parallel/ended_rank.h"
+#include "tests/engine/acting_rank.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/engine/scenario_requests.h"
@@ -139,7 +139,7 @@ TEST(RanksTest, StepAndSparseAttentionOnUpToEight) {
 
 TEST(RanksTest, LinearAttentionOnUpToEight) {
   // Every rank has the states of its heads.
-  const SmallHybridModel ling(WithHeads(SmallLingConfig(1600), 8));
+  const ModelDirectory ling(WithHeads(SmallLingConfig(1600), 8));
   for (const KvCacheForm form : {KvCacheForm::kLatent, KvCacheForm::kHeads}) {
     ExpectEqualOnRanks({.checkpoint = ling.directory(),
                         .dummy_seed = 13,
@@ -148,7 +148,7 @@ TEST(RanksTest, LinearAttentionOnUpToEight) {
                         .cache_form = form},
                        kAllNumbers);
   }
-  const SmallHybridModel kimi(WithHeads(SmallKimiConfig(1600), 8));
+  const ModelDirectory kimi(WithHeads(SmallKimiConfig(1600), 8));
   ExpectEqualOnRanks(
       {.checkpoint = kimi.directory(), .dummy_seed = 15, .drafter = DrafterKind::kNgram},
       kAllNumbers);
@@ -279,11 +279,11 @@ TEST(DividedRequestsTest, StepAndSparseAttention) {
 
 TEST(DividedRequestsTest, LinearAttention) {
   // Every rank has the whole states of its requests; drafts must not write them.
-  const SmallHybridModel ling(SmallLingConfig(1600));
+  const ModelDirectory ling(SmallLingConfig(1600));
   ExpectEqualWithRequestsDivided(
       {.checkpoint = ling.directory(), .dummy_seed = 13, .drafter = DrafterKind::kRepeated},
       {3, 8});
-  const SmallHybridModel kimi(SmallKimiConfig(1600));
+  const ModelDirectory kimi(SmallKimiConfig(1600));
   ExpectEqualWithRequestsDivided({.checkpoint = kimi.directory(),
                                   .dummy_seed = 15,
                                   .drafter = DrafterKind::kNgram,
@@ -292,48 +292,14 @@ TEST(DividedRequestsTest, LinearAttention) {
                                   .host_pages = 40});
 }
 
-/// Acts in a rank's drafter.
-class ActingDrafter : public NgramDrafter {
- public:
-  explicit ActingDrafter(std::function<void()> act) : NgramDrafter(3, 2, 5), act_(std::move(act)) {}
-  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
-               MatrixView<TokenRef> drafts) override {
-    NgramDrafter::Propose(requests, depth, target_hidden, drafts);
-    if (++calls_ == 4) act_();
-  }
-
- private:
-  std::function<void()> act_;
-  int calls_ = 0;
-};
-
 /// What a request is told one of whose ranks does `act`, and in which time.
 std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double rank_seconds,
                                                 const std::function<void()>& act) {
-  TestEngineOptions options = {.drafter = DrafterKind::kNgram, .ranks = place.ranks};
-  options.rank_seconds = rank_seconds;
-  options.make_executor = [&](std::vector<RankParts> ranks) {
-    ranks[static_cast<size_t>(place.rank)].drafter = std::make_unique<ActingDrafter>(act);
-    return std::make_unique<StepRunner>(std::move(ranks), rank_seconds);
-  };
-  const auto engine = MakeTestEngine(options);
   GenerationRequest request;
   request.prompt_token_ids = {5, 6, 7, 8};
   request.sampling.max_tokens = 50;
   request.sampling.ignore_eos = true;
-  std::string told;
-  engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
-    if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) told = *text;
-  });
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    RunUntilIdle(*engine);
-  } catch (const Error&) {
-  }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // one that hangs comes back
-  EXPECT_EQ(RefusalOf(*engine, request), "the engine has stopped: " + told);
-  return {told, seconds.count()};
+  return ToldWhenRankActs({.ranks = place.ranks}, place.rank, rank_seconds, act, request);
 }
 
 TEST(RanksTest, ARankThatFailsIsNamed) {

@@ -51,13 +51,6 @@ struct Conversations {
   std::vector<std::vector<int32_t>> prompts;
 };
 
-Generated AskOne(Engine& engine, const GenerationRequest& request) {
-  Generated out;
-  Submit(engine, request, &out);
-  RunUntilIdle(engine);
-  return out;
-}
-
 /// A pool that has room for one conversation of `most_tokens` tokens, and little more.
 void LeaveRoomForOne(TestEngineOptions& options, int32_t most_tokens) {
   options.max_model_len = most_tokens;
@@ -82,8 +75,8 @@ int64_t ExpectSameWithTier(TestEngineOptions options, int32_t first_prompt = 150
   for (int turn = 0; turn < kTurns; ++turn) {
     for (int c = 0; c < kConversations; ++c) {
       const GenerationRequest request = conversations.Next(c);
-      const Generated a = AskOne(*engine, request);
-      const Generated b = AskOne(*cold, request);
+      const Generated a = RunOne(*engine, request);
+      const Generated b = RunOne(*cold, request);
       EXPECT_EQ(Difference(a, b), "") << "turn " << turn << " of " << c;
       // Drafts are those of a drafter that has seen everything, where its number is fixed.
       if (!options.adaptive) {
@@ -170,7 +163,7 @@ TEST(ReturningConversations, OfWindowsResumeWhereAllGroupsCan) {
 
 TEST(ReturningConversations, WithARunningState) {
   for (const bool ling : {true, false}) {
-    const SmallHybridModel model(ling ? SmallLingConfig(1600) : SmallKimiConfig(1600));
+    const ModelDirectory model(ling ? SmallLingConfig(1600) : SmallKimiConfig(1600));
     TestEngineOptions options{.checkpoint = model.directory(),
                               .dummy_seed = 13,
                               .drafter = DrafterKind::kNgram,
@@ -205,7 +198,7 @@ TEST(ReturningConversations, InACrowdBehindASmallTier) {
     RunUntilIdle(*engine);
     for (int c = 0; c < kConversations; ++c) {
       const Generated& got = together[static_cast<size_t>(c)];
-      EXPECT_EQ(Difference(got, AskOne(*cold, conversations.Next(c))), "") << turn << " of " << c;
+      EXPECT_EQ(Difference(got, RunOne(*cold, conversations.Next(c))), "") << turn << " of " << c;
       conversations.Answered(c, got.tokens);
     }
   }
@@ -252,8 +245,8 @@ TEST(ReturningConversations, GoOnWithoutATierThatFails) {
     Conversations conversations(150);
     for (int turn = 0; turn < kTurns; ++turn) {
       for (int c = 0; c < kConversations; ++c) {
-        const Generated a = AskOne(*engine, conversations.Next(c));
-        EXPECT_EQ(Difference(a, AskOne(*cold, conversations.Next(c))), "") << turn << " of " << c;
+        const Generated a = RunOne(*engine, conversations.Next(c));
+        EXPECT_EQ(Difference(a, RunOne(*cold, conversations.Next(c))), "") << turn << " of " << c;
         conversations.Answered(c, a.tokens);
       }
     }
@@ -286,7 +279,7 @@ TEST(ReturningConversations, EndWithTheDevice) {
     };
     const auto engine = MakeTestEngine(options);
     const Conversations conversations(150);
-    AskOne(*engine, conversations.Next(0));
+    RunOne(*engine, conversations.Next(0));
     Generated last;
     Submit(*engine, conversations.Next(1), &last);
     EXPECT_THROW(RunUntilIdle(*engine), Error);
@@ -302,14 +295,14 @@ TEST(ReturningConversations, AreComputedAgainOnceThePrefixesAreForgotten) {
   options.host_pages = 1000;
   const auto engine = MakeTestEngine(options);
   const Conversations conversations(150);
-  for (int c = 0; c < kConversations; ++c) AskOne(*engine, conversations.Next(c));
+  for (int c = 0; c < kConversations; ++c) RunOne(*engine, conversations.Next(c));
   EXPECT_GT(engine->Counters().host_cache->pages_held, 0);
-  EXPECT_GT(AskOne(*engine, conversations.Next(0)).stats.cached_tokens, 100);
+  EXPECT_GT(RunOne(*engine, conversations.Next(0)).stats.cached_tokens, 100);
   engine->ForgetPrefixes([] {});
   engine->Step();
   EXPECT_EQ(engine->Counters().host_cache->pages_held, 0);
   for (int c = 0; c < kConversations; ++c) {
-    EXPECT_EQ(AskOne(*engine, conversations.Next(c)).stats.cached_tokens, 0);
+    EXPECT_EQ(RunOne(*engine, conversations.Next(c)).stats.cached_tokens, 0);
   }
 }
 

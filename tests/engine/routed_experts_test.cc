@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -18,7 +17,6 @@
 #include "tests/networks/small_sparse_model.h"
 #include "tests/ops/token_keeping_ops.h"
 #include "tests/source_directory.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -187,7 +185,7 @@ TEST_F(RoutedExpertsScenarioTest, CachedTokensAreThoseThatNobodyAsksFor) {
 // A trainer's second look: what was generated, given as an answer.
 TEST_F(RoutedExpertsScenarioTest, AnAnswerThatIsGivenHasThoseOfItsGeneration) {
   const GenerationRequest request = Asking(Request(TrainedPrompts().front(), 30, 1.0F));
-  const Generated drawn = RunTogether(*engine_, {request}).front();
+  const Generated drawn = RunOne(*engine_, request);
   GenerationRequest given = request;
   given.sampling.temperature = 0;
   given.grammar.forced_tokens = drawn.tokens;
@@ -198,7 +196,7 @@ TEST_F(RoutedExpertsScenarioTest, AnAnswerThatIsGivenHasThoseOfItsGeneration) {
 TEST_F(RoutedExpertsScenarioTest, EndWithTheLastTokenButOne) {
   for (int32_t length = 1; length <= 9; ++length) {
     const GenerationRequest request = Asking(Request(TrainedPrompts().front(), length));
-    const Generated got = RunTogether(*engine_, {request}).front();
+    const Generated got = RunOne(*engine_, request);
     EXPECT_EQ(got.tokens.size(), static_cast<size_t>(length));
     EXPECT_EQ(got.experts->tokens,
               static_cast<int32_t>(request.prompt_token_ids.size()) + length - 1);
@@ -257,7 +255,7 @@ TEST(RoutedExpertsOptionTest, AnEngineTellsThemWhereItIsAskedTo) {
   const LoadedEngine loaded = LoadEngine(options, nullptr);
   GenerationRequest request = Request(TrainedPrompts().front(), 8);
   request.experts_from = 0;
-  const Generated got = RunTogether(*loaded.engine, {request}).front();
+  const Generated got = RunOne(*loaded.engine, request);
   EXPECT_EQ(ExpertDifference(got, AllExpertsOf({}, {request}).front()), "");
   const auto is_told = [](const Decision& decision) {
     return decision.what == "experts of tokens";
@@ -268,13 +266,11 @@ TEST(RoutedExpertsOptionTest, AnEngineTellsThemWhereItIsAskedTo) {
 }
 
 TEST(RoutedExpertsOptionTest, AModelWithoutExpertsIsRefused) {
-  const TemporaryDirectory directory;
-  std::ifstream file(TinyModelDirectory() / "config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(TinyModelDirectory() / "config.json");
   config["first_k_dense_replace"] = config["num_hidden_layers"];
   config["num_nextn_predict_layers"] = 0;
-  std::ofstream(directory.path() / "config.json") << config.dump();
-  EngineOptions options = OptionsThatTell(directory.path());
+  const ModelDirectory model(config);
+  EngineOptions options = OptionsThatTell(model.directory());
   options.load_format = LoadFormat::kDummy;
   try {
     ExplainEngine(options);

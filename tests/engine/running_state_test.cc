@@ -22,8 +22,8 @@ enum class Family { kLing, kKimi };
 constexpr int32_t kLongest = 10'240;
 
 std::filesystem::path DirectoryOf(Family family) {
-  static const SmallHybridModel kLing(SmallLingConfig(kBundledVocab));
-  static const SmallHybridModel kKimi(SmallKimiConfig(kBundledVocab));
+  static const ModelDirectory kLing(SmallLingConfig(kBundledVocab));
+  static const ModelDirectory kKimi(SmallKimiConfig(kBundledVocab));
   return family == Family::kLing ? kLing.directory() : kKimi.directory();
 }
 
@@ -46,11 +46,7 @@ std::vector<Generated> Alone(const TestEngineOptions& given,
                                .prefix_caching = false,
                                .cache_form = given.cache_form};
   const auto engine = MakeTestEngine(options);
-  std::vector<Generated> results;
-  for (const GenerationRequest& request : requests) {
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
-  return results;
+  return RunEach(*engine, requests);
 }
 
 struct HybridCase {
@@ -70,13 +66,9 @@ TEST_P(HybridExactnessTest, TogetherEqualsAlone) {
       RandomRequests(test.seed, kSanitized ? 10 : (test.scarce ? 32 : 24));
   const std::vector<Generated> alone = Alone(options, requests);
   const auto engine = MakeTestEngine(options);
-  std::vector<Generated> together(requests.size());
   std::mt19937 random(test.seed);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &together[i]);
-    for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
-  }
-  RunUntilIdle(*engine);
+  const std::vector<Generated> together =
+      RunJoining(*engine, requests, [&] { return random() % 3; });
   for (size_t i = 0; i < requests.size(); ++i) {
     ASSERT_EQ(Difference(together[i], alone[i]), "") << test.name << " request " << i;
   }

@@ -34,10 +34,7 @@ class SamplingFieldsTest : public testing::Test {
   }
 
   Generated Run(Engine& engine, const SamplingParams& sampling) {
-    Generated result;
-    Submit(engine, Request(prompt_, sampling), &result);
-    RunUntilIdle(engine);
-    return result;
+    return RunOne(engine, Request(prompt_, sampling));
   }
 
   /// What both engines give.

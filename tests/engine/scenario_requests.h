@@ -4,24 +4,33 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "tests/engine/test_engine.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
 /// Prompts that the bundled model was trained on: drafts are mostly right.
 inline std::vector<std::vector<int32_t>> TrainedPrompts() {
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3" / "golden_greedy.json");
   std::vector<std::vector<int32_t>> prompts;
-  for (const auto& entry : nlohmann::json::parse(file)) {
+  for (const auto& entry : ReadJson(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json")) {
     prompts.push_back(entry["prompt_ids"].get<std::vector<int32_t>>());
   }
   return prompts;
+}
+
+/// What the greedy list of a golden text was made for: its prompt, and as many tokens.
+inline GenerationRequest GreedyRequest(const nlohmann::json& golden) {
+  GenerationRequest request;
+  request.prompt_token_ids = golden["prompt_ids"].get<std::vector<int32_t>>();
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = static_cast<int32_t>(golden["greedy_ids"].size());
+  request.sampling.ignore_eos = true;  // the golden list may go on after it
+  return request;
 }
 
 inline std::vector<int32_t> RandomTokens(size_t seed, size_t count) {
@@ -44,22 +53,10 @@ inline GenerationRequest Request(std::vector<int32_t> prompt, int32_t max_tokens
   return request;
 }
 
-inline std::vector<Generated> RunTogether(Engine& engine,
-                                          const std::vector<GenerationRequest>& requests) {
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) Submit(engine, requests[i], &results[i]);
-  RunUntilIdle(engine);
-  return results;
-}
-
 inline std::vector<Generated> RunAlone(const std::vector<GenerationRequest>& requests,
                                        DrafterKind drafter = DrafterKind::kNone) {
   const auto engine = MakeTestEngine({.drafter = drafter, .prefix_caching = false});
-  std::vector<Generated> results;
-  for (const GenerationRequest& request : requests) {
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
-  return results;
+  return RunEach(*engine, requests);
 }
 
 inline void ExpectEqual(const std::vector<Generated>& a, const std::vector<Generated>& b) {

@@ -25,10 +25,7 @@ TEST_P(SpeculationScenarioTest, PrefixHitOnABlocksEdgeThenEverythingRejected) {
         Request({prompt.begin(), prompt.begin() + static_cast<int64_t>(length)}, 12, 2));
   }
   const auto engine = MakeTestEngine({.drafter = GetParam(), .block_size = 4});
-  std::vector<Generated> results;
-  for (const GenerationRequest& request : requests) {
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
+  const std::vector<Generated> results = RunEach(*engine, requests);
   ExpectEqual(results, RunAlone(requests));
   ExpectEqualDrafts(results, RunAlone(requests, GetParam()));
   for (size_t i = 1; i < results.size(); ++i) EXPECT_GT(results[i].stats.cached_tokens, 0) << i;
@@ -66,12 +63,7 @@ TEST_P(SpeculationScenarioTest, FinishAndInsertEveryStepWithStateLive) {
                                   : Request(RandomTokens(i, 20), max_tokens, 2));
   }
   const auto engine = MakeTestEngine({.drafter = GetParam(), .max_num_seqs = 4});
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &results[i]);
-    engine->Step();
-  }
-  RunUntilIdle(*engine);
+  const std::vector<Generated> results = RunTogether(*engine, requests, /*steps_between=*/1);
   ExpectEqual(results, RunAlone(requests));
   ExpectEqualDrafts(results, RunAlone(requests, GetParam()));
 }

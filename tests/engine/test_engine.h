@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/function_ref.h"
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
@@ -361,18 +362,47 @@ inline void RunUntilIdle(Engine& engine) {
   }
 }
 
+inline Generated RunOne(Engine& engine, GenerationRequest request) {
+  Generated result;
+  Submit(engine, std::move(request), &result);
+  RunUntilIdle(engine);
+  return result;
+}
+
+/// One after the other.
+inline std::vector<Generated> RunEach(Engine& engine,
+                                      const std::vector<GenerationRequest>& requests) {
+  std::vector<Generated> results;
+  for (const GenerationRequest& request : requests) results.push_back(RunOne(engine, request));
+  return results;
+}
+
+/// After each request `steps_between()` steps run before the next one comes.
+inline std::vector<Generated> RunJoining(Engine& engine,
+                                         const std::vector<GenerationRequest>& requests,
+                                         FunctionRef<uint32_t()> steps_between) {
+  std::vector<Generated> results(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(engine, requests[i], &results[i]);
+    for (uint32_t steps = steps_between(); steps > 0; --steps) engine.Step();
+  }
+  RunUntilIdle(engine);
+  return results;
+}
+
+inline std::vector<Generated> RunTogether(Engine& engine,
+                                          const std::vector<GenerationRequest>& requests,
+                                          uint32_t steps_between = 0) {
+  return RunJoining(engine, requests, [&] { return steps_between; });
+}
+
 /// Of requests that come one in a step.
 inline std::vector<Generated> AnswersOf(const TestEngineOptions& options,
                                         const std::vector<GenerationRequest>& requests,
                                         const Tokenizer* tokenizer,
                                         EngineCounters* counters = nullptr) {
   const auto engine = MakeTestEngine(options, tokenizer);
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Submit(*engine, requests[i], &results[i]);
-    engine->Step();
-  }
-  RunUntilIdle(*engine);
+  std::vector<Generated> results = RunTogether(*engine, requests, /*steps_between=*/1);
   if (counters != nullptr) *counters = engine->Counters();
   return results;
 }

@@ -78,13 +78,6 @@ std::string UpdateTo(Engine& engine, const fs::path& folder, const std::string& 
 
 GenerationRequest UpdatedRequest() { return Request(TrainedPrompts().front(), 60, 1.0F); }
 
-Generated Answer(Engine& engine, const GenerationRequest& request) {
-  Generated out;
-  Submit(engine, request, &out);
-  RunUntilIdle(engine);
-  return out;
-}
-
 std::vector<std::string> SpansOf(const Generated& generated) {
   std::vector<std::string> spans;
   for (const WeightSpan& span : generated.stats.weight_spans) {
@@ -100,22 +93,22 @@ class WeightUpdateTest : public testing::Test {
 };
 
 TEST_F(WeightUpdateTest, GoesOnWithTheWeightsOfAFolderAndBack) {
-  const Generated before = Answer(*LoadWhole(WholeOptions(kTarget)).engine, UpdatedRequest());
-  const Generated after = Answer(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest());
+  const Generated before = RunOne(*LoadWhole(WholeOptions(kTarget)).engine, UpdatedRequest());
+  const Generated after = RunOne(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest());
   ASSERT_NE(before.tokens, after.tokens);
 
   const LoadedEngine loaded = LoadWhole(WholeOptions(kTarget));
   Engine& engine = *loaded.engine;
-  ExpectEqual({Answer(engine, UpdatedRequest())}, {before});
+  ExpectEqual({RunOne(engine, UpdatedRequest())}, {before});
   EXPECT_EQ(UpdateTo(engine, changed_, "two"), "");
   EXPECT_EQ(engine.Counters().weight_version, "two");
   const int64_t hits = engine.Counters().prefix_cache_hits;
-  ExpectEqual({Answer(engine, UpdatedRequest())}, {after});
+  ExpectEqual({RunOne(engine, UpdatedRequest())}, {after});
   EXPECT_EQ(engine.Counters().prefix_cache_hits, hits);  // none of what other weights computed
-  ExpectEqual({Answer(engine, UpdatedRequest())}, {after});
+  ExpectEqual({RunOne(engine, UpdatedRequest())}, {after});
   EXPECT_EQ(UpdateTo(engine, kTarget), "");
   EXPECT_EQ(engine.Counters().weight_version, "update-2");
-  ExpectEqual({Answer(engine, UpdatedRequest())}, {before});
+  ExpectEqual({RunOne(engine, UpdatedRequest())}, {before});
 }
 
 TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeightsThatDrewThem) {
@@ -123,7 +116,7 @@ TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeights
   options.weight_version = "one";
   const LoadedEngine loaded = LoadWhole(options);
   Engine& engine = *loaded.engine;
-  const Generated before = Answer(engine, UpdatedRequest());
+  const Generated before = RunOne(engine, UpdatedRequest());
   Generated crossing;
   Submit(engine, UpdatedRequest(), &crossing);
   while (crossing.tokens.size() < 10) engine.Step();
@@ -141,7 +134,7 @@ TEST_F(WeightUpdateTest, TokensOfARequestThatCrossesAnUpdateAreThoseOfTheWeights
   GenerationRequest given = UpdatedRequest();
   given.sampling.temperature = 0;
   given.grammar.forced_tokens = crossing.tokens;
-  const Generated scored = Answer(*LoadWhole(WholeOptions(changed_)).engine, given);
+  const Generated scored = RunOne(*LoadWhole(WholeOptions(changed_)).engine, given);
   for (size_t i = 0; i < 60; ++i) {
     const float logprob = crossing.logprobs[i].chosen.logprob;
     EXPECT_EQ(logprob,
@@ -172,7 +165,7 @@ TEST_F(WeightUpdateTest, ExpertsAreThoseOfTheWeightsThatDrewTheToken) {
   GenerationRequest request = UpdatedRequest();
   request.experts_from = 0;
   const size_t prompt = request.prompt_token_ids.size();
-  const auto before = RowsOf(*Answer(engine, request).experts);
+  const auto before = RowsOf(*RunOne(engine, request).experts);
   Generated crossing;
   Submit(engine, request, &crossing);
   while (crossing.tokens.size() < 10) engine.Step();
@@ -182,7 +175,7 @@ TEST_F(WeightUpdateTest, ExpertsAreThoseOfTheWeightsThatDrewTheToken) {
   GenerationRequest given = request;
   given.sampling.temperature = 0;
   given.grammar.forced_tokens = crossing.tokens;
-  const auto scored = RowsOf(*Answer(*other.engine, given).experts);
+  const auto scored = RowsOf(*RunOne(*other.engine, given).experts);
   const auto rows = RowsOf(*crossing.experts);
   ASSERT_EQ(rows.size(), prompt + 60 - 1);
   for (size_t t = 0; t < rows.size(); ++t) {
@@ -198,13 +191,13 @@ TEST_F(WeightUpdateTest, ExpertsAreThoseOfTheWeightsThatDrewTheToken) {
   engine.Step();
   EXPECT_EQ(UpdateTo(engine, changed_), "");
   RunUntilIdle(engine);
-  EXPECT_EQ(RowsOf(*early.experts), RowsOf(*Answer(*other.engine, request).experts));
+  EXPECT_EQ(RowsOf(*early.experts), RowsOf(*RunOne(*other.engine, request).experts));
 }
 
 TEST_F(WeightUpdateTest, ABadFolderLeavesTheOldWeights) {
   const LoadedEngine loaded = LoadWhole(WholeOptions(kTarget));
   Engine& engine = *loaded.engine;
-  const Generated before = Answer(engine, UpdatedRequest());
+  const Generated before = RunOne(engine, UpdatedRequest());
   Generated running;
   Submit(engine, UpdatedRequest(), &running);
   while (running.tokens.size() < 10) engine.Step();
@@ -214,8 +207,7 @@ TEST_F(WeightUpdateTest, ABadFolderLeavesTheOldWeights) {
   fs::resize_file(truncated / "model-00002-of-00002.safetensors", 4'000'000);
   const fs::path other = directory_.path() / "other";
   fs::copy(changed_, other);
-  std::ifstream file(other / "config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(other / "config.json");
   config["rms_norm_eps"] = 1e-3;
   std::ofstream(other / "config.json") << config.dump();
   const fs::path empty = directory_.path() / "empty";
@@ -230,15 +222,15 @@ TEST_F(WeightUpdateTest, ABadFolderLeavesTheOldWeights) {
   EXPECT_EQ(engine.Counters().weight_version, "");
   RunUntilIdle(engine);
   EXPECT_EQ(running.stats.num_preemptions, 0);
-  ExpectEqual({running, Answer(engine, UpdatedRequest())}, {before, before});
+  ExpectEqual({running, RunOne(engine, UpdatedRequest())}, {before, before});
 }
 
 TEST_F(WeightUpdateTest, AFolderNeedsNoConfig) {
-  const Generated after = Answer(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest());
+  const Generated after = RunOne(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest());
   fs::remove(changed_ / "config.json");
   const LoadedEngine loaded = LoadWhole(WholeOptions(kTarget));
   EXPECT_EQ(UpdateTo(*loaded.engine, changed_), "");
-  ExpectEqual({Answer(*loaded.engine, UpdatedRequest())}, {after});
+  ExpectEqual({RunOne(*loaded.engine, UpdatedRequest())}, {after});
 }
 
 TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
@@ -252,7 +244,7 @@ TEST_F(WeightUpdateTest, TargetAndDrafterInOneCall) {
   const auto traced = [](Engine& engine) {
     GenerationRequest request = UpdatedRequest();
     request.trace_steps = true;
-    return Answer(engine, request);
+    return RunOne(engine, request);
   };
   const Generated expected = traced(*LoadWhole(options(changed_, drafter)).engine);
   const LoadedEngine loaded = LoadWhole(options(kTarget, kEagle));
@@ -275,10 +267,10 @@ TEST_F(WeightUpdateTest, RanksGetTheirParts) {
   options.tensor_parallel_size = 2;
   options.num_threads = 2;
   const LoadedEngine loaded = LoadWhole(options);
-  Answer(*loaded.engine, UpdatedRequest());
+  RunOne(*loaded.engine, UpdatedRequest());
   EXPECT_EQ(UpdateTo(*loaded.engine, changed_), "");
-  ExpectEqual({Answer(*loaded.engine, UpdatedRequest())},
-              {Answer(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest())});
+  ExpectEqual({RunOne(*loaded.engine, UpdatedRequest())},
+              {RunOne(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest())});
 }
 
 /// Asks others until pages of the first request have left the pool.
@@ -286,7 +278,7 @@ void DriveOut(Engine& engine) {
   for (int32_t i = 0; engine.Counters().host_cache->pages_held < 4 && i < 40; ++i) {
     GenerationRequest other = UpdatedRequest();
     for (int32_t t = 0; t < 300; ++t) other.prompt_token_ids.push_back(6 + (i * 331 + t) % 1500);
-    Answer(engine, other);
+    RunOne(engine, other);
   }
   ASSERT_GE(engine.Counters().host_cache->pages_held, 4);
 }
@@ -303,13 +295,13 @@ EngineOptions OptionsWithHostPages() {
 TEST_F(WeightUpdateTest, PagesThatLeftTheCacheAreDropped) {
   const LoadedEngine loaded = LoadWhole(OptionsWithHostPages());
   Engine& engine = *loaded.engine;
-  const Generated before = Answer(engine, UpdatedRequest());
+  const Generated before = RunOne(engine, UpdatedRequest());
   for (const bool first : {true, false}) {
     ASSERT_NO_FATAL_FAILURE(DriveOut(engine));
     EXPECT_EQ(UpdateTo(engine, first ? changed_ : fs::path(kTarget), "same"), "");
     EXPECT_EQ(engine.Counters().host_cache->pages_held, 0);
     const int64_t hits = engine.Counters().host_cache_hits;
-    const Generated after = Answer(engine, UpdatedRequest());
+    const Generated after = RunOne(engine, UpdatedRequest());
     EXPECT_EQ(engine.Counters().host_cache_hits, hits);
     if (!first) ExpectEqual({after}, {before});
   }
@@ -318,7 +310,7 @@ TEST_F(WeightUpdateTest, PagesThatLeftTheCacheAreDropped) {
 TEST_F(WeightUpdateTest, SleepersKeepNoPagesOutsideOfTheCache) {
   const LoadedEngine loaded = LoadWhole(OptionsWithHostPages());
   Engine& engine = *loaded.engine;
-  const Generated before = Answer(engine, UpdatedRequest());
+  const Generated before = RunOne(engine, UpdatedRequest());
   for (const EngineMemory memory :
        {EngineMemory{.weights = true}, EngineMemory{.kv_cache = true}}) {
     ASSERT_NO_FATAL_FAILURE(DriveOut(engine));
@@ -327,7 +319,7 @@ TEST_F(WeightUpdateTest, SleepersKeepNoPagesOutsideOfTheCache) {
     }
     EXPECT_EQ(engine.Counters().host_cache->pages_held, 0);
     engine.WakeUp({.weights = true, .kv_cache = true}, [](const Error*) {});
-    ExpectEqual({Answer(engine, UpdatedRequest())}, {before});
+    ExpectEqual({RunOne(engine, UpdatedRequest())}, {before});
   }
 }
 
@@ -336,7 +328,7 @@ class SleepTest : public testing::TestWithParam<EngineMemory> {};
 TEST_P(SleepTest, KeptRequestsGoOnWithTheSameTokens) {
   const LoadedEngine loaded = LoadWhole(WholeOptions(kTarget));
   Engine& engine = *loaded.engine;
-  const Generated expected = Answer(engine, UpdatedRequest());
+  const Generated expected = RunOne(engine, UpdatedRequest());
   Generated first;
   Submit(engine, UpdatedRequest(), &first);
   while (first.tokens.size() < 10) engine.Step();
@@ -381,8 +373,8 @@ TEST_F(WeightUpdateTest, SleepersAreWokenByAnUpdate) {
   EXPECT_FALSE(engine.Counters().weights_asleep);
   EXPECT_TRUE(engine.Counters().cache_asleep);
   engine.WakeUp({.kv_cache = true}, [](const Error*) {});
-  ExpectEqual({Answer(engine, UpdatedRequest())},
-              {Answer(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest())});
+  ExpectEqual({RunOne(engine, UpdatedRequest())},
+              {RunOne(*LoadWhole(WholeOptions(changed_)).engine, UpdatedRequest())});
 }
 
 }  // namespace

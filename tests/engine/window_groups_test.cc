@@ -111,19 +111,12 @@ TEST(WindowGroupsTest, DraftsAreThoseOfARequestAlone) {
         std::copy(other.begin(), other.end(), requests.back().prompt_token_ids.begin());
       }
     }
-    std::vector<Generated> together(requests.size());
-    for (size_t i = 0; i < requests.size(); ++i) {
-      Submit(*engine, requests[i], &together[i]);
-      for (int step = 0; step < 15; ++step) engine->Step();
-    }
-    RunUntilIdle(*engine);
+    const std::vector<Generated> together = RunTogether(*engine, requests, /*steps_between=*/15);
     EXPECT_GT(engine->Counters().prefix_cache_hits, 0);
     EXPECT_EQ(engine->Counters().num_preemptions, 0);
     int64_t drafts = 0;
     for (size_t i = 0; i < requests.size(); ++i) {
-      Generated expected;
-      Submit(*alone, requests[i], &expected);
-      RunUntilIdle(*alone);
+      const Generated expected = RunOne(*alone, requests[i]);
       EXPECT_EQ(Difference(together[i], expected), "") << i;
       EXPECT_EQ(together[i].drafts, expected.drafts) << i;
       for (const auto& step : expected.drafts) drafts += static_cast<int64_t>(step.size());
@@ -158,9 +151,7 @@ TEST_P(WindowPrefixTest, HitsResumeWhereBothGroupsCanAndChangeNothing) {
     const int64_t before = engine->Counters().prefix_cache_hits;
     Submit(*engine, request, &got);
     RunUntilIdle(*engine);
-    Generated expected;
-    Submit(*alone, request, &expected);
-    RunUntilIdle(*alone);
+    const Generated expected = RunOne(*alone, request);
     EXPECT_EQ(Difference(got, expected), "");
     return engine->Counters().prefix_cache_hits - before;
   };

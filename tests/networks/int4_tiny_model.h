@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,22 +13,21 @@
 #include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 #include "tests/networks/loaded_model.h"
+#include "tests/networks/model_directory.h"
 #include "tests/networks/quantized_checkpoint.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider {
 
-class Int4TinyModel {
+class Int4TinyModel : public ModelDirectory {
  public:
   explicit Int4TinyModel(const std::filesystem::path& from = TinyModelDirectory()) {
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
       std::filesystem::copy_file(from / name, directory() / name);
     }
-    std::ifstream file(from / "config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    nlohmann::json config = ReadJson(from / "config.json");
     config["quantization_config"] = nlohmann::json::parse(
         test_checkpoints::QuantizationConfig(test_checkpoints::StoredAs::kInt4));
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
     const auto source = OpenCheckpoint(from, ReadModelConfig(from));
     std::vector<test_checkpoints::TensorToWrite> tensors;
     for (const auto& entry : std::filesystem::directory_iterator(from)) {
@@ -52,8 +50,6 @@ class Int4TinyModel {
     }
     test_checkpoints::WriteSafetensors(directory() / "model.safetensors", tensors);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
 
  private:
   static void AddInt4(const TensorInfo& info, const std::vector<float>& values,
@@ -86,8 +82,6 @@ class Int4TinyModel {
                        {2},
                        test_checkpoints::Bytes(std::vector<int64_t>{rows, cols})});
   }
-
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

@@ -3,18 +3,18 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tests/networks/loaded_model.h"
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
 class ModelForRanks {
  public:
-  bool has_dummy_weights() const { return has_dummy_weights_; }
-  std::filesystem::path directory() const { return has_dummy_weights_ ? own_.path() : from_; }
+  bool has_dummy_weights() const { return own_.has_value(); }
+  std::filesystem::path directory() const { return own_ ? own_->directory() : from_; }
 
  protected:
   explicit ModelForRanks(std::filesystem::path from) : from_(std::move(from)) {}
@@ -22,17 +22,14 @@ class ModelForRanks {
   /// change(config) makes the config one that can be shared.
   template <typename Change>
   void Write(Change change) {
-    std::ifstream file(from_ / "config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    nlohmann::json config = ReadJson(from_ / "config.json");
     change(config);
-    std::ofstream(own_.path() / "config.json") << config;
-    has_dummy_weights_ = true;
+    own_.emplace(config);
   }
 
  private:
   std::filesystem::path from_;
-  TemporaryDirectory own_;
-  bool has_dummy_weights_ = false;
+  std::optional<ModelDirectory> own_;
 };
 
 /// The bundled DeepSeek-V3. Of 640 inner columns in FP8 eight GPUs would have parts that begin

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tests/networks/loaded_model.h"
+#include "tests/networks/model_directory.h"
 #include "tests/networks/quantized_checkpoint.h"
 #include "tests/temporary_directory.h"
 
@@ -153,8 +154,7 @@ class RecordingSource : public WeightSource {
 class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
  protected:
   QuantizedKimi() {
-    std::ifstream file(GoldenDirectory() / "tiny-kimi-k25-fp8/config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    nlohmann::json config = ReadJson(GoldenDirectory() / "tiny-kimi-k25-fp8/config.json");
     config["text_config"].erase("quantization_config");
     config["text_config"]["hidden_size"] = 128;
     config["text_config"]["num_hidden_layers"] = 3;

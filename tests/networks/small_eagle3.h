@@ -3,23 +3,21 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
-class SmallEagle3 {
+class SmallEagle3 : public ModelDirectory {
  public:
   /// The drafter reads the outputs of the target's first and last layers. version31: with the norms
   /// of version 3.1, and with attention of another shape than the target's, of
   /// `heads` heads. width: of its MLP.
   explicit SmallEagle3(const std::filesystem::path& target, bool version31 = false,
                        int32_t heads = 2, int32_t width = 32) {
-    std::ifstream file(target / "config.json");
-    const nlohmann::json model = nlohmann::json::parse(file);
+    const nlohmann::json model = ReadJson(target / "config.json");
     nlohmann::json config = {{"architectures", {"Eagle3DeepseekV2ForCausalLM"}},
                              {"model_type", "deepseek_v3"},
                              {"intermediate_size", width},
@@ -47,13 +45,8 @@ class SmallEagle3 {
     if (version31) {
       for (const char* key : {"fc_norm", "norm_output", "norm_before_residual"}) config[key] = true;
     }
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

@@ -1,12 +1,9 @@
-// Directories with the config.json of networks that mix linear and latent attention, as small as
-// sense allows: for dummy weights.
+// Configs of networks that mix linear and latent attention, as small as sense allows.
 #pragma once
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
@@ -129,17 +126,5 @@ inline nlohmann::json WithGpuHeads(nlohmann::json config) {
   }
   return config;
 }
-
-class SmallHybridModel {
- public:
-  explicit SmallHybridModel(const nlohmann::json& config) {
-    std::ofstream(directory() / "config.json") << config;
-  }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
-};
 
 }  // namespace outrider

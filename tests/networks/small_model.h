@@ -2,21 +2,18 @@
 // allows: for dummy weights, where speed matters and sense does not.
 #pragma once
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tests/networks/model_directory.h"
 #include "tests/source_directory.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider {
 
-class SmallModel {
+class SmallModel : public ModelDirectory {
  public:
   SmallModel(int32_t layers, int32_t vocab_size, int32_t heads = 2) {
-    std::ifstream file(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    nlohmann::json config = ReadJson(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
     config.erase("quantization_config");
     for (const auto& [key, value] : {std::pair{"num_hidden_layers", layers},
                                      {"vocab_size", vocab_size},
@@ -32,13 +29,8 @@ class SmallModel {
                                      {"qk_nope_head_dim", 16}}) {
       config[key] = value;
     }
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

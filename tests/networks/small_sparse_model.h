@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/networks/model_directory.h"
 #include "tests/source_directory.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider {
 
@@ -35,11 +33,11 @@ constexpr SmallSparseSizes GpuGlm5Sizes(int32_t ranks) {
 inline constexpr SmallSparseSizes kGpuV32Sizes = GpuV32Sizes(1);
 inline constexpr SmallSparseSizes kGpuGlm5Sizes = GpuGlm5Sizes(1);
 
-class SmallSparseModel {
+class SmallSparseModel : public ModelDirectory {
  public:
   explicit SmallSparseModel(int32_t vocab_size, const SmallSparseSizes& sizes = {}) {
-    std::ifstream file(SourceDirectory() / "tests/golden" / sizes.golden / "config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
+    nlohmann::json config =
+        ReadJson(SourceDirectory() / "tests/golden" / sizes.golden / "config.json");
     config["vocab_size"] = vocab_size;
     config["num_nextn_predict_layers"] = 1;
     config["index_topk"] = sizes.top_k;
@@ -59,13 +57,8 @@ class SmallSparseModel {
       config["qk_rope_head_dim"] = 64;
       config["v_head_dim"] = 64;
     }
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

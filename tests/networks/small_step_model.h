@@ -3,13 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
@@ -32,7 +30,7 @@ constexpr SmallStepSizes GpuStepSizes(int ranks) {
 }
 inline constexpr SmallStepSizes kGpuStepSizes = GpuStepSizes(1);
 
-class SmallStepModel {
+class SmallStepModel : public ModelDirectory {
  public:
   /// One full layer and two with a window, the last of them with experts.
   explicit SmallStepModel(int32_t vocab_size, int32_t window = 20,
@@ -88,13 +86,8 @@ class SmallStepModel {
         {"torch_dtype", "bfloat16"},
         {"bos_token_id", 0},
         {"eos_token_id", {1, 2}}};
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

@@ -2,15 +2,13 @@
 // small as the format allows: for dummy weights, where speed matters and sense does not.
 #pragma once
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
-class SmallV4Model {
+class SmallV4Model : public ModelDirectory {
  public:
   /// Layers of all kinds. The window is not a multiple of any compression. heads: each is a group.
   explicit SmallV4Model(int32_t vocab_size, bool dspark = false, int32_t heads = 2) {
@@ -60,13 +58,8 @@ class SmallV4Model {
       config["dspark_noise_token_id"] = vocab_size - 1;
       config["dspark_target_layer_ids"] = {0, 2, 3};
     }
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
-
- private:
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

@@ -16,21 +16,21 @@
 #include "outrider/base/dtype.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 #include "tests/networks/loaded_model.h"
-#include "tests/temporary_directory.h"
+#include "tests/networks/model_directory.h"
 
 namespace outrider {
 
 /// The bundled model, trained without an indexer, with one of random weights that chooses `top_k`
 /// tokens. So many as most rows see leave it the model that it was; the last rows of the longest
 /// text lose some.
-class SparseTinyModel {
+class SparseTinyModel : public ModelDirectory {
  public:
   explicit SparseTinyModel(int top_k) {
     const std::filesystem::path from = TinyModelDirectory();
     for (const auto& entry : std::filesystem::directory_iterator(from)) {
       std::filesystem::copy_file(entry.path(), directory() / entry.path().filename());
     }
-    nlohmann::json config = Read("config.json");
+    nlohmann::json config = ReadJson(directory() / "config.json");
     config["architectures"] = {"DeepseekV32ForCausalLM"};
     config["model_type"] = "deepseek_v32";
     config["index_n_heads"] = kHeads;
@@ -48,25 +48,19 @@ class SparseTinyModel {
       Add(prefix + "k_norm.bias", {kDim});
       Add(prefix + "weights_proj.weight", {kHeads, hidden});
     }
-    nlohmann::json index = Read("model.safetensors.index.json");
+    nlohmann::json index = ReadJson(directory() / "model.safetensors.index.json");
     for (const test_checkpoints::TensorToWrite& tensor : tensors_) {
       index["weight_map"][tensor.name] = "indexer.safetensors";
     }
     test_checkpoints::WriteSafetensors(directory() / "indexer.safetensors", tensors_);
-    std::ofstream(directory() / "config.json") << config;
+    WriteConfig(config);
     std::ofstream(directory() / "model.safetensors.index.json") << index;
   }
-
-  const std::filesystem::path& directory() const { return directory_.path(); }
 
  private:
   static constexpr int64_t kHeads = 8;
   static constexpr int64_t kDim = 128;
 
-  nlohmann::json Read(const char* name) const {
-    std::ifstream file(directory() / name);
-    return nlohmann::json::parse(file);
-  }
   /// Norms are 1, their biases small, and products keep the size of what they multiply.
   void Add(const std::string& name, std::vector<int64_t> shape) {
     const bool norm = name.ends_with("k_norm.weight");
@@ -85,7 +79,6 @@ class SparseTinyModel {
 
   std::mt19937 random_{5};
   std::vector<test_checkpoints::TensorToWrite> tensors_;
-  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

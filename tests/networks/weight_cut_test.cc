@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -357,19 +356,12 @@ void CutAll(const WeightSource& source, const ModelConfig& config, int modules) 
   CutTest(source, loader.declarations).Run();
 }
 
-/// A config.json with some keys changed.
-class ChangedConfig {
- public:
-  ChangedConfig(const std::filesystem::path& from, const json& changes) {
-    json config = json::parse(std::ifstream(from / "config.json"));
-    config.update(changes);
-    std::ofstream(directory_.path() / "config.json") << config;
-  }
-  ModelConfig Read() const { return ReadModelConfig(directory_.path()); }
-
- private:
-  TemporaryDirectory directory_;
-};
+/// That of a directory with some keys changed.
+ModelConfig ChangedConfig(const std::filesystem::path& from, const json& changes) {
+  json config = ReadJson(from / "config.json");
+  config.update(changes);
+  return ReadModelConfig(ModelDirectory(config).directory());
+}
 
 TEST(WeightCutTest, DeepSeekV3InFp8) {
   const ModelConfig config = ReadModelConfig(TinyModelDirectory());
@@ -379,18 +371,15 @@ TEST(WeightCutTest, DeepSeekV3InFp8) {
 TEST(WeightCutTest, DeepSeekV32) {
   const SmallSparseModel model(1600);
   const ModelConfig config =
-      ChangedConfig(model.directory(), {{"num_attention_heads", 8}, {"num_key_value_heads", 8}})
-          .Read();
+      ChangedConfig(model.directory(), {{"num_attention_heads", 8}, {"num_key_value_heads", 8}});
   CutAll<DeepSeekWeights>(*MakeDummyWeights(config, 1), config, 1);
 }
 
 TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   for (const auto& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
     // Of shared experts in FP8 each rank has 16 rows at least.
-    const ModelConfig config =
-        ChangedConfig(directory,
-                      {{"o_groups", 8}, {"num_attention_heads", 8}, {"moe_intermediate_size", 128}})
-            .Read();
+    const ModelConfig config = ChangedConfig(
+        directory, {{"o_groups", 8}, {"num_attention_heads", 8}, {"moe_intermediate_size", 128}});
     CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
   }
 }
@@ -403,7 +392,7 @@ TEST(WeightCutTest, Step3p5) {
 
 TEST(WeightCutTest, LinearAttention) {
   for (const json& small : {SmallLingConfig(1600), SmallKimiConfig(1600)}) {
-    const SmallHybridModel model(WithHeads(small, 8));
+    const ModelDirectory model(WithHeads(small, 8));
     const ModelConfig config = ReadModelConfig(model.directory());
     CutAll<HybridWeights>(*MakeDummyWeights(config, 1), config, config.num_nextn_predict_layers);
   }
@@ -500,7 +489,7 @@ TEST(RankConfigTest, NumbersOfRanksThatDoNotFitAreRefusedWithThoseThatDo) {
   EXPECT_EQ(error_of(v3, 16),
             "--tensor-parallel-size is 16: that many ranks cannot share the model; use 1, 2, 4, 8");
   EXPECT_EQ(
-      error_of(ChangedConfig(TinyV4Directory(), {{"o_groups", 2}}).Read(), 4),
+      error_of(ChangedConfig(TinyV4Directory(), {{"o_groups", 2}}), 4),
       "--tensor-parallel-size is 4: that many ranks cannot share 2 groups of heads; use 1, 2");
   const SmallStepModel step(1600);
   EXPECT_EQ(error_of(ReadModelConfig(step.directory()), 2),

@@ -2,8 +2,6 @@
 // everything together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -13,6 +11,7 @@
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/engine/scenario_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/int4_tiny_model.h"
 
@@ -40,8 +39,7 @@ class CudaEngineTest : public HopperTest<> {
 };
 
 TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = ReadJson(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
   const auto run = [&](DrafterKind drafter) {
     TestEngineOptions options = Options();
     options.drafter = drafter;
@@ -49,11 +47,7 @@ TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> results(golden.size());
     for (size_t i = 0; i < golden.size(); ++i) {
-      GenerationRequest request;
-      request.prompt_token_ids = golden[i]["prompt_ids"].get<std::vector<int32_t>>();
-      request.sampling.temperature = 0;
-      request.sampling.max_tokens = static_cast<int32_t>(golden[i]["greedy_ids"].size());
-      request.sampling.ignore_eos = true;  // the golden list may go on after it
+      GenerationRequest request = GreedyRequest(golden[i]);
       request.sampling.logprobs = 0;
       Submit(*engine, std::move(request), &results[i]);
     }
@@ -81,18 +75,11 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
   constexpr uint32_t kSeed = 7;
   auto requests = RandomRequests(kSeed, 24);
   AddGrammars(kSeed, kBundledVocab, requests);
-  std::vector<Generated> alone(requests.size());
-  {
-    TestEngineOptions options = Options();
-    options.drafter = DrafterKind::kNone;
-    options.max_num_batched_tokens = 1024;
-    options.prefix_caching = false;
-    const auto engine = MakeTestEngine(options);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      Submit(*engine, requests[i], &alone[i]);
-      RunUntilIdle(*engine);
-    }
-  }
+  TestEngineOptions plain = Options();
+  plain.drafter = DrafterKind::kNone;
+  plain.max_num_batched_tokens = 1024;
+  plain.prefix_caching = false;
+  const std::vector<Generated> alone = RunEach(*MakeTestEngine(plain), requests);
   struct Variant {
     const char* name;
     DrafterKind drafter;
@@ -116,13 +103,9 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
     options.num_blocks = variant.num_blocks;
     options.max_num_batched_tokens = variant.max_num_batched_tokens;
     const auto engine = MakeTestEngine(options);
-    std::vector<Generated> together(requests.size());
     std::mt19937 random(kSeed);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      Submit(*engine, requests[i], &together[i]);
-      for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
-    }
-    RunUntilIdle(*engine);
+    const std::vector<Generated> together =
+        RunJoining(*engine, requests, [&] { return random() % 3; });
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(Difference(together[i], alone[i]), "") << variant.name << " request " << i;
     }
@@ -133,16 +116,8 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
 /// As `outrider` starts it.
 TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
   const LoadedEngine loaded = LoadEngine(SmallEngineOptions(), [](int64_t, int64_t) {});
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
-  const auto golden = nlohmann::json::parse(file);
-  GenerationRequest request;
-  request.prompt_token_ids = golden[0]["prompt_ids"].get<std::vector<int32_t>>();
-  request.sampling.temperature = 0;
-  request.sampling.max_tokens = static_cast<int32_t>(golden[0]["greedy_ids"].size());
-  request.sampling.ignore_eos = true;
-  Generated result;
-  Submit(*loaded.engine, std::move(request), &result);
-  RunUntilIdle(*loaded.engine);
+  const auto golden = ReadJson(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
+  const Generated result = RunOne(*loaded.engine, GreedyRequest(golden[0]));
   EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
 }
 
@@ -160,9 +135,7 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithInt4Experts) {
     request.sampling.temperature = 0;
     request.sampling.max_tokens = 40;
     request.sampling.ignore_eos = true;
-    Generated result;
-    Submit(*loaded.engine, std::move(request), &result);
-    RunUntilIdle(*loaded.engine);
+    const Generated result = RunOne(*loaded.engine, std::move(request));
     EXPECT_EQ(result.tokens.size(), 40);
     answers.push_back(result.tokens);
   }
@@ -197,13 +170,9 @@ TEST_F(CudaEngineTest, PagesThatComeBackHaveTheirBits) {
         request.sampling.max_tokens = 20;
         request.sampling.ignore_eos = true;
         request.sampling.logprobs = 2;
-        std::array<Generated, 2> results;
-        Submit(*engine, request, &results[0]);
-        RunUntilIdle(*engine);
-        Submit(*cold, request, &results[1]);
-        RunUntilIdle(*cold);
-        EXPECT_EQ(Difference(results[0], results[1]), "") << "turn " << turn;
-        const std::vector<int32_t>& answer = results[0].tokens;
+        const Generated result = RunOne(*engine, request);
+        EXPECT_EQ(Difference(result, RunOne(*cold, request)), "") << "turn " << turn;
+        const std::vector<int32_t>& answer = result.tokens;
         request.prompt_token_ids.insert(request.prompt_token_ids.end(), answer.begin(),
                                         answer.end());
       }

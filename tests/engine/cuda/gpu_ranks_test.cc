@@ -8,19 +8,16 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
-#include <variant>
 
 #include "outrider/parallel/ended_rank.h"
-#include "tests/engine/cuda/acting_drafter.h"
+#include "tests/engine/acting_rank.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
-#include "tests/temporary_directory.h"
 
 namespace outrider::cuda {
 namespace {
@@ -80,14 +77,12 @@ TEST_F(GpuRanksTest, RowsOfPromptsTravelInChunks) {
 /// Attention of as many heads is split at other places than that of half as many, and so is K of a
 /// weight of as many rows.
 TEST_F(GpuRanksTest, SplitsAndSegmentsAreThoseOfTheWhole) {
-  const TemporaryDirectory directory;
-  std::ifstream file(TinyModelDirectory() / "config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(TinyModelDirectory() / "config.json");
   config["num_attention_heads"] = config["num_key_value_heads"] = 64;
   config["hidden_size"] = 2048;
   config.erase("quantization_config");
-  std::ofstream(directory.path() / "config.json") << config;
-  ExpectEqualOnRanks({.checkpoint = directory.path(),
+  const ModelDirectory model(config);
+  ExpectEqualOnRanks({.checkpoint = model.directory(),
                       .dummy_seed = 3,
                       .drafter = DrafterKind::kRepeated,
                       .max_model_len = 1800},
@@ -116,13 +111,13 @@ TEST_F(GpuRanksTest, AttentionToChosenTokens) {
 
 TEST_F(GpuRanksTest, LinearAttention) {
   // Pages have to hold pieces of states.
-  const SmallHybridModel ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
+  const ModelDirectory ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
   ExpectEqualOnRanks({.checkpoint = ling.directory(),
                       .dummy_seed = 13,
                       .drafter = DrafterKind::kRepeated,
                       .block_size = 256},
                      kBundledVocab);
-  const SmallHybridModel kimi(WithGpuHeads(SmallKimiConfig(kBundledVocab)));
+  const ModelDirectory kimi(WithGpuHeads(SmallKimiConfig(kBundledVocab)));
   ExpectEqualOnRanks({.checkpoint = kimi.directory(),
                       .dummy_seed = 15,
                       .drafter = DrafterKind::kNgram,
@@ -146,15 +141,13 @@ TEST_F(GpuRanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
                         .probabilistic_drafts = drawn},
                        vocab, {2});
   }
-  const TemporaryDirectory directory;
-  std::ifstream file(TinyV4Directory() / "config.json");
-  nlohmann::json config = nlohmann::json::parse(file);
+  nlohmann::json config = ReadJson(TinyV4Directory() / "config.json");
   config["o_groups"] = 4;
   config.erase("quantization_config");
   config.erase("expert_dtype");
-  std::ofstream(directory.path() / "config.json") << config;
+  const ModelDirectory model(config);
   TestEngineOptions four = module;
-  four.checkpoint = directory.path();
+  four.checkpoint = model.directory();
   four.dummy_seed = 5;
   ExpectEqualOnRanks(four, vocab, {4});
 }
@@ -176,7 +169,7 @@ TEST_F(GpuRanksTest, RequestsAreDividedAmongRanks) {
                 .dummy_seed = 11,
                 .drafter = DrafterKind::kRepeated,
                 .cache_form = KvCacheForm::kHeads});
-  const SmallHybridModel ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
+  const ModelDirectory ling(WithGpuHeads(SmallLingConfig(kBundledVocab)));
   expect_equal({.checkpoint = ling.directory(),
                 .dummy_seed = 13,
                 .drafter = DrafterKind::kRepeated,
@@ -229,13 +222,8 @@ TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {
   const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
   const LoadedEngine alone = LoadEngine(SmallEngineOptions(8), [](int64_t, int64_t) {});
   const GenerationRequest request = LongRequest(5, 300, kBundledVocab);
-  Generated expected;
-  Generated got;
-  Submit(*alone.engine, request, &expected);
-  RunUntilIdle(*alone.engine);
-  Submit(*loaded.engine, request, &got);
-  RunUntilIdle(*loaded.engine);
-  EXPECT_EQ(Difference(got, expected), "") << count << " GPUs";
+  const Generated expected = RunOne(*alone.engine, request);
+  EXPECT_EQ(Difference(RunOne(*loaded.engine, request), expected), "") << count << " GPUs";
 }
 
 // Of 640 inner columns eight ranks would have parts that begin within a block of 128.
@@ -279,29 +267,13 @@ TEST_F(GpuRanksTest, ARankThatFailsOrHangsIsNamedInTime) {
       {[] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); }, 0.3,
        "it has not answered for 0.3 s"}};
   for (const Case& c : cases) {
-    TestEngineOptions options = OnRanks(OnGpu({.drafter = DrafterKind::kNgram}), 2);
+    TestEngineOptions options = OnRanks(OnGpu({}), 2);
     options.queued = false;
-    options.rank_seconds = c.rank_seconds;
-    options.make_executor = [&](std::vector<RankParts> ranks) {
-      ranks[1].drafter = std::make_unique<ActingDrafter>(c.act);
-      return std::make_unique<StepRunner>(std::move(ranks), c.rank_seconds);
-    };
-    const auto engine = MakeTestEngine(options);
     GenerationRequest request = LongRequest(3, 20, kBundledVocab);
     request.sampling.max_tokens = 50;
-    std::string told;
-    engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
-      if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) told = *text;
-    });
-    const auto start = std::chrono::steady_clock::now();
-    try {
-      RunUntilIdle(*engine);
-    } catch (const Error&) {
-    }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::this_thread::sleep_for(std::chrono::milliseconds(600));  // one that hangs comes back
+    const auto [told, seconds] = ToldWhenRankActs(options, 1, c.rank_seconds, c.act, request);
     EXPECT_EQ(told, EndedRankText({1, 2}, c.told));
-    EXPECT_LT(seconds.count(), 10);
+    EXPECT_LT(seconds, 10);
   }
 }
 

@@ -43,7 +43,7 @@ std::vector<GenerationRequest> Requests(size_t count) {
 
 class HybridEngineTest : public HopperTest<> {
  protected:
-  EngineOptions Options(const SmallHybridModel& model, DraftMethod method, int32_t drafts) {
+  EngineOptions Options(const ModelDirectory& model, DraftMethod method, int32_t drafts) {
     EngineOptions options = SmallEngineOptions(16);
     options.model = model.directory().string();
     options.load_format = LoadFormat::kDummy;
@@ -56,19 +56,19 @@ class HybridEngineTest : public HopperTest<> {
   }
 
   /// Each request alone, without drafts, in one piece.
-  Answers Alone(const SmallHybridModel& model, const std::vector<GenerationRequest>& requests) {
+  Answers Alone(const ModelDirectory& model, const std::vector<GenerationRequest>& requests) {
     EngineOptions options = Options(model, DraftMethod::kNgram, 0);
     options.enable_prefix_caching = false;
     return RunAll(options, requests, /*alone=*/true);
   }
 
-  const SmallHybridModel ling_{WithGpuHeads(SmallLingConfig(kVocab))};
-  const SmallHybridModel kimi_{WithGpuHeads(SmallKimiConfig(kVocab))};
+  const ModelDirectory ling_{WithGpuHeads(SmallLingConfig(kVocab))};
+  const ModelDirectory kimi_{WithGpuHeads(SmallKimiConfig(kVocab))};
 };
 
 TEST_F(HybridEngineTest, AnswersWithDraftsAreThoseWithout) {
   const std::vector<GenerationRequest> requests = Requests(20);
-  for (const SmallHybridModel* model : {&ling_, &kimi_}) {
+  for (const ModelDirectory* model : {&ling_, &kimi_}) {
     const Answers plain = Alone(*model, requests);
     for (const int32_t drafts : {0, 1, 2, 3, 16}) {
       const Answers got = RunAll(Options(*model, DraftMethod::kNgram, drafts), requests);
@@ -101,7 +101,7 @@ TEST_F(HybridEngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
     prompt = std::move(all);
     prompt.resize(std::min<size_t>(prompt.size(), 650));
   }
-  for (const SmallHybridModel* model : {&ling_, &kimi_}) {
+  for (const ModelDirectory* model : {&ling_, &kimi_}) {
     const Answers plain = Alone(*model, requests);
     for (const int32_t drafts : {0, 3}) {
       // Room for a few requests of this length, and for all.

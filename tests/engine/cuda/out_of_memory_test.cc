@@ -119,9 +119,7 @@ TEST_F(OutOfMemoryTest, EveryRequestIsToldAndNoOtherIsTaken) {
     EXPECT_THROW(service.SubmitLong(), Error);
   }
   const LoadedEngine next = LoadEngine(SmallEngineOptions(3), [](int64_t, int64_t) {});
-  Generated result;
-  Submit(*next.engine, ManyResults(), &result);
-  RunUntilIdle(*next.engine);
+  const Generated result = RunOne(*next.engine, ManyResults());
   EXPECT_EQ(result.finish_reason, FinishReason::kLength);
   EXPECT_EQ(result.prompt_logprobs.size(), 599);
 }

@@ -13,7 +13,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/parallel/ended_rank.h"
-#include "tests/engine/cuda/acting_drafter.h"
+#include "tests/engine/acting_rank.h"
 #include "tests/engine/cuda/all_free_memory.h"
 #include "tests/engine/cuda/failing_service.h"
 #include "tests/engine/cuda/gpu_ranks.h"

@@ -2,9 +2,9 @@
 // are as many. Every rank has a part of all that is divided. Needs GPUs of compute capability 9.0,
 // and cuDNN.
 #include <algorithm>
-#include <chrono>
 
 #include "outrider/parallel/ended_rank.h"
+#include "tests/engine/acting_rank.h"
 #include "tests/engine/cuda/gpu_ranks.h"
 #include "tests/networks/models_for_ranks.h"
 #include "tests/networks/small_hybrid_model.h"
@@ -70,7 +70,7 @@ TEST_P(RanksOnGpusTest, AttentionToChosenTokens) {
 }
 
 TEST_P(RanksOnGpusTest, LinearAttention) {
-  const SmallHybridModel ling(
+  const ModelDirectory ling(
       WithHeads(WithGpuHeads(SmallLingConfig(kBundledVocab)), std::max(4, gpus())));
   ExpectEqual({.checkpoint = ling.directory(),
                .dummy_seed = 13,
@@ -99,37 +99,16 @@ TEST_P(RanksOnGpusTest, RequestsAreDividedAmongRanks) {
 
 TEST_P(RanksOnGpusTest, ARankThatFailsIsNamed) {
   const V3ForRanks v3(gpus());
-  TestEngineOptions options = OnRanks(OnGpu(Of(v3, {.drafter = DrafterKind::kNgram})), gpus());
+  TestEngineOptions options = OnRanks(OnGpu(Of(v3, {})), gpus());
   options.queued = false;
-  const int32_t last = gpus() - 1;
-  options.make_executor = [&](std::vector<RankParts> ranks) {
-    class Failing : public NgramDrafter {
-     public:
-      using NgramDrafter::NgramDrafter;
-      void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target_hidden,
-                   MatrixView<TokenRef> drafts) override {
-        NgramDrafter::Propose(requests, depth, target_hidden, drafts);
-        if (++calls_ == 4) throw Error(ErrorCode::kUnavailable, "no memory is left");
-      }
-
-     private:
-      int calls_ = 0;
-    };
-    ranks[static_cast<size_t>(last)].drafter = std::make_unique<Failing>(3, 2, 5);
-    return std::make_unique<StepRunner>(std::move(ranks), /*seconds=*/60);
-  };
-  const auto engine = MakeTestEngine(options);
   GenerationRequest request = LongRequest(3, 20, VocabOf(v3.directory()));
   request.sampling.max_tokens = 50;
-  std::string told;
-  engine->Submit(request, [&](RequestId, OutputDelta&& delta) {
-    if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) told = *text;
-  });
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_THROW(RunUntilIdle(*engine), Error);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const int32_t last = gpus() - 1;
+  const auto [told, seconds] = ToldWhenRankActs(
+      options, last, 60, [] { throw Error(ErrorCode::kUnavailable, "no memory is left"); },
+      request);
   EXPECT_EQ(told, EndedRankText({last, gpus()}, "no memory is left"));
-  EXPECT_LT(seconds.count(), 10);
+  EXPECT_LT(seconds, 10);
 }
 
 }  // namespace

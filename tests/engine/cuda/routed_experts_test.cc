@@ -54,13 +54,13 @@ TEST_F(CudaRoutedExpertsOptionTest, AnEngineTellsThemWhereItIsAskedTo) {
   const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
   GenerationRequest request = Request(TrainedPrompts().front(), 20);
   request.experts_from = 0;
-  const Generated got = RunTogether(*loaded.engine, {request}).front();
+  const Generated got = RunOne(*loaded.engine, request);
   const ModelConfig config = ReadModelConfig(TinyModelDirectory());
   const RoutedExperts& experts = *got.experts;
   ASSERT_EQ(experts.tokens, static_cast<int32_t>(TrainedPrompts().front().size()) + 20 - 1);
   // The CPU's sums have other last bits, by which few choices differ.
   const auto on_cpu = MakeTestEngine({.tells_experts = true});
-  const Generated same = RunTogether(*on_cpu, {request}).front();
+  const Generated same = RunOne(*on_cpu, request);
   ASSERT_EQ(same.experts->ids.size(), experts.ids.size());
   const auto top_k = static_cast<size_t>(experts.shape.top_k);
   size_t equal = 0;

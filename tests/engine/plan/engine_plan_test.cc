@@ -109,7 +109,7 @@ TEST(EnginePlan, AStepHasRoomForItsRowsAndWhatFollowsThem) {
 }
 
 TEST(EnginePlan, LinearAttentionKeepsRowsForFewDrafts) {
-  const SmallHybridModel model(SmallKimiConfig(64));
+  const ModelDirectory model(SmallKimiConfig(64));
   const ModelFacts facts = {.config = ReadModelConfig(model.directory())};
   EngineOptions options;
   options.speculation.method = DraftMethod::kNgram;

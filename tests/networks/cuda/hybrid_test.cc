@@ -26,7 +26,7 @@ struct Family {
 class HybridTest : public HopperTest<testing::TestWithParam<Family>> {
  protected:
   static ModelConfig Config() {
-    const SmallHybridModel model(WithGpuHeads(GetParam().config(1000)));
+    const ModelDirectory model(WithGpuHeads(GetParam().config(1000)));
     return ReadModelConfig(model.directory());
   }
 };
