@@ -407,7 +407,9 @@ TEST(LookupLateStepsTest, StepsWithoutDraftsAreLaunchedAhead) {
         EXPECT_GT(engine->Counters().speculation.num_drafts, drafts + 3) << "seed " << seed;
         drafts = engine->Counters().speculation.num_drafts;
       }
-      if (seed == 0) EXPECT_GT(ops.front()->num_read_while_launching(), 5);
+      if (seed == 0) {
+        EXPECT_GT(ops.front()->num_read_while_launching(), 5) << ranks << " ranks";
+      }
     }
   }
 }
