@@ -24,6 +24,7 @@ BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cach
       options_(options),
       entry_rows_(*model_, cache.config().groups),
       block_rows_(*model_, cache.config().groups),
+      no_rows_(model_->device().ops.MakeStepInputs()),
       previous_(*model_),
       hidden_(*model_) {
   OUTRIDER_CHECK(options.k >= 1 && options.k <= model_->block_size());
@@ -38,16 +39,22 @@ int32_t BlockDrafter::PlaceInCache(std::span<const std::vector<int32_t>> block_t
   return tokens;
 }
 
-void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
+void BlockDrafter::LayOutEntries(std::span<const DraftRequest> requests, bool all_rows) {
   entry_windows_.clear();
+  for (const DraftRequest& r : requests) {
+    const int32_t end =
+        all_rows ? std::max(r.frontier + 1, r.first_position + r.num_rows) : r.frontier + 1;
+    entry_windows_.push_back({&r, r.first_position, end, r.prompt_length});
+  }
+  // The tokens of the target's rows are not read.
+  entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
+}
+
+void BlockDrafter::LayOutBlocks(std::span<const DraftRequest> requests) {
   block_windows_.clear();
   blocks_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
-    const int32_t end = options_.form == DraftForm::kPadded
-                            ? std::max(r.frontier + 1, r.first_position + r.num_rows)
-                            : r.frontier + 1;
-    entry_windows_.push_back({&r, r.first_position, end, r.prompt_length});
     if (r.num_drafts == 0) continue;
     // Where a request may get no longer, its block ends where its place in the cache does.
     const int32_t block_end =
@@ -56,29 +63,57 @@ void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
     block_windows_.push_back({&r, r.frontier + 1, block_end, 0});
     blocks_.push_back(i);
   }
-  // The tokens of the target's rows are not read.
-  entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
   block_rows_.Assign(block_windows_, [&](size_t w, int32_t p) {
     const DraftWindow& window = block_windows_[w];
     return p == window.start ? window.request->tokens.back() : TokenRef(model_->noise_token());
   });
 }
 
-void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
-                           MatrixView<TokenRef> drafts) {
-  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
-  if (requests.empty()) return;
-  LayOut(requests);
+Tensor BlockDrafter::ReadEntries(std::span<const DraftRequest> requests, Tensor target) {
   const Tensor main = model_->ReadTarget(target);
   copies_.clear();
+  bool in_place = true;
   for (size_t w = 0; w < entry_windows_.size(); ++w) {
     const DraftRequest& r = requests[w];
     for (int32_t p = entry_windows_[w].start; p < entry_windows_[w].end; ++p) {
-      copies_.Add(r.first_row + p - r.first_position, entry_rows_.RowOf(w, p));
+      const int32_t from = r.first_row + p - r.first_position;
+      const int32_t to = entry_rows_.RowOf(w, p);
+      in_place = in_place && from == to;
+      copies_.Add(from, to);
     }
   }
+  // All rows of a step are laid out as the step is.
+  if (in_place && entry_rows_.num_rows() <= main.rows) return main.Rows(0, entry_rows_.num_rows());
   const Tensor previous = previous_.Rows(entry_rows_.num_rows());
   model_->CopyRows(main, previous, copies_);
+  return previous;
+}
+
+std::optional<Ticket> BlockDrafter::Launch(std::span<const DraftRequest> requests, int32_t depth,
+                                           Tensor target) {
+  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k && last_launched_ == last_waited_);
+  LayOutEntries(requests, /*all_rows=*/true);
+  const Tensor previous = ReadEntries(requests, target);
+  model_->Forward({0, entry_rows_.inputs(), *no_rows_, previous, {}}, cache_);
+  return ++last_launched_;
+}
+
+void BlockDrafter::Wait(Ticket ticket, std::span<const DraftRequest> requests,
+                        MatrixView<TokenRef> drafts) {
+  OUTRIDER_CHECK(ticket == ++last_waited_ && ticket == last_launched_);
+  LayOutBlocks(requests);
+  if (blocks_.empty()) return;
+  const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
+  DrawBlocks(requests, {0, *no_rows_, block_rows_.inputs(), {}, hidden}, drafts);
+}
+
+void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
+                           MatrixView<TokenRef> drafts) {
+  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k && last_launched_ == last_waited_);
+  if (requests.empty()) return;
+  LayOutEntries(requests, options_.form == DraftForm::kPadded);
+  LayOutBlocks(requests);
+  const Tensor previous = ReadEntries(requests, target);
   const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
   const ModulePass pass = {0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden};
   if (blocks_.empty()) return model_->Forward(pass, cache_);
