@@ -154,10 +154,7 @@ class Rounds {
     options.queued = arguments_.late ? seed % 2 == 0 : models_.on_gpu();
     if (arguments_.late && !options.queued) options.late_seed = seed;
     std::vector<std::unique_ptr<Ops>> keeping_ops;
-    // Of a V4 with a drafter of blocks the host knows all tokens when a step is launched: its
-    // experts may be chosen by them.
-    const bool keeps = !IsV4(model) || options.drafter == DrafterKind::kBlock;
-    if (arguments_.late && !models_.on_gpu() && keeps) {
+    if (arguments_.late && !models_.on_gpu()) {
       for (int32_t rank = 0; rank < arguments_.ranks; ++rank) {
         keeping_ops.push_back(
             std::make_unique<TokenKeepingOps>(cpu::GetCpuOps(SelectIsa()).kernels()));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider {
 
@@ -50,7 +51,21 @@ void BlockDrafter::LayOutEntries(std::span<const DraftRequest> requests, bool al
   entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
 }
 
-void BlockDrafter::LayOutBlocks(std::span<const DraftRequest> requests) {
+bool BlockDrafter::CanLaunchBlocks(std::span<const DraftRequest> requests) const {
+  // The host would wait for confidences.
+  if (cut_.cuts()) return false;
+  return std::ranges::all_of(requests, [&](const DraftRequest& r) {
+    const int32_t end = r.frontier + 1 + model_->block_size();
+    return r.num_drafts == 0 || (r.sampling == nullptr && PlaceInCache(r.block_tables) >= end);
+  });
+}
+
+TokenRef BlockDrafter::LastToken(const DraftRequest& r) const {
+  return moves_ ? TokenRef::At(SlotPlaces(r.slot, options_.k).last_token()) : r.tokens.back();
+}
+
+void BlockDrafter::LayOutBlocks(std::span<const DraftRequest> requests, bool moves) {
+  moves_ = moves;
   block_windows_.clear();
   blocks_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -60,12 +75,17 @@ void BlockDrafter::LayOutBlocks(std::span<const DraftRequest> requests) {
     const int32_t block_end =
         std::min(r.frontier + 1 + model_->block_size(), PlaceInCache(r.block_tables));
     OUTRIDER_CHECK(block_end - r.frontier - 1 >= r.num_drafts);
-    block_windows_.push_back({&r, r.frontier + 1, block_end, 0});
+    block_windows_.push_back(
+        {.request = &r,
+         .start = r.frontier + 1,
+         .end = block_end,
+         .role_boundary = 0,
+         .moved_place = moves ? SlotPlaces(r.slot, options_.k).rejected() : -1});
     blocks_.push_back(i);
   }
   block_rows_.Assign(block_windows_, [&](size_t w, int32_t p) {
     const DraftWindow& window = block_windows_[w];
-    return p == window.start ? window.request->tokens.back() : TokenRef(model_->noise_token());
+    return p == window.start ? LastToken(*window.request) : TokenRef(model_->noise_token());
   });
 }
 
@@ -95,13 +115,34 @@ std::optional<Ticket> BlockDrafter::Launch(std::span<const DraftRequest> request
   LayOutEntries(requests, /*all_rows=*/true);
   const Tensor previous = ReadEntries(requests, target);
   model_->Forward({0, entry_rows_.inputs(), *no_rows_, previous, {}}, cache_);
+  launched_slots_.clear();
+  if (CanLaunchBlocks(requests)) {
+    LayOutBlocks(requests, /*moves=*/true);
+    for (const DraftRequest& r : requests) launched_slots_.push_back(r.slot);
+    launched_drafts_.assign(requests.size() * static_cast<size_t>(options_.k), TokenRef());
+    RunBlocks(requests, {launched_drafts_.data(), std::ssize(requests), options_.k});
+  }
   return ++last_launched_;
 }
 
 void BlockDrafter::Wait(Ticket ticket, std::span<const DraftRequest> requests,
                         MatrixView<TokenRef> drafts) {
   OUTRIDER_CHECK(ticket == ++last_waited_ && ticket == last_launched_);
-  LayOutBlocks(requests);
+  if (launched_slots_.empty()) {
+    LayOutBlocks(requests, /*moves=*/false);
+    return RunBlocks(requests, drafts);
+  }
+  size_t at = 0;
+  for (size_t i = 0; i < requests.size(); ++i, ++at) {
+    while (launched_slots_.at(at) != requests[i].slot) ++at;
+    const auto row = launched_drafts_.begin() + static_cast<ptrdiff_t>(at) * options_.k;
+    OUTRIDER_CHECK(std::find(row, row + requests[i].num_drafts, TokenRef()) ==
+                   row + requests[i].num_drafts);
+    std::copy_n(row, requests[i].num_drafts, drafts.row(static_cast<int64_t>(i)));
+  }
+}
+
+void BlockDrafter::RunBlocks(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts) {
   if (blocks_.empty()) return;
   const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
   DrawBlocks(requests, {0, *no_rows_, block_rows_.inputs(), {}, hidden}, drafts);
@@ -112,7 +153,7 @@ void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth
   OUTRIDER_CHECK(depth >= 0 && depth <= options_.k && last_launched_ == last_waited_);
   if (requests.empty()) return;
   LayOutEntries(requests, options_.form == DraftForm::kPadded);
-  LayOutBlocks(requests);
+  LayOutBlocks(requests, /*moves=*/false);
   const Tensor previous = ReadEntries(requests, target);
   const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
   const ModulePass pass = {0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden};
@@ -167,7 +208,7 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
       const DraftRequest& r = requests[blocks_[b]];
       if (d >= r.num_drafts) continue;
       int32_t& last = last_draws_[b - first];
-      before_.push_back({.token = r.tokens.back(), .draw = last});
+      before_.push_back({.token = LastToken(r), .draw = last});
       last = static_cast<int32_t>(rows_.size());
       rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
       draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));

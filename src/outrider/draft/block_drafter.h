@@ -7,7 +7,9 @@
 //
 // What a row's entries are does not depend on which drafts were right. So where the host reads a
 // step's tokens later, Launch writes those of all rows of the step. Those of rejected drafts lie
-// behind the frontier, too: the block or the next pass writes there before anyone reads.
+// behind the frontier, too: the block or the next pass writes there before anyone reads. Blocks
+// follow at once where all drafts are the likeliest tokens: the device moves them behind the last
+// right token. Else their draws depend on positions, which the host has to know.
 #pragma once
 
 #include <memory>
@@ -55,10 +57,16 @@ class BlockDrafter : public Drafter {
   int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
   /// Lays out the target's rows: those that are right, or all of a step.
   void LayOutEntries(std::span<const DraftRequest> requests, bool all_rows);
-  /// Lays out the blocks behind the frontiers.
-  void LayOutBlocks(std::span<const DraftRequest> requests);
+  /// Whether blocks can run before the host knows where they begin.
+  bool CanLaunchBlocks(std::span<const DraftRequest> requests) const;
+  /// Lays out the blocks behind the frontiers. moves: of requests of Launch.
+  void LayOutBlocks(std::span<const DraftRequest> requests, bool moves);
+  /// The last known token, before a block.
+  TokenRef LastToken(const DraftRequest& request) const;
   /// What the entries that were laid out are made of.
   Tensor ReadEntries(std::span<const DraftRequest> requests, Tensor target);
+  /// Runs the blocks that were laid out, whose entries are there.
+  void RunBlocks(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts);
   /// Runs the pass, then draws drafts a tile of requests at a time.
   void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
                   MatrixView<TokenRef> drafts);
@@ -90,9 +98,12 @@ class BlockDrafter : public Drafter {
   std::vector<float> chances_;                     // by draw
   std::vector<float> confidences_;                 // [blocks, k]
   std::vector<int32_t> num_drafts_;                // [blocks]
+  bool moves_ = false;                             // see LayOutBlocks
   // Calls of Launch: Wait follows the last one, or has followed it.
   Ticket last_launched_ = 0;
   Ticket last_waited_ = 0;
+  std::vector<int32_t> launched_slots_;    // of its requests, if it has launched blocks
+  std::vector<TokenRef> launched_drafts_;  // [launched requests, k]
 };
 
 }  // namespace outrider

@@ -190,7 +190,7 @@ void StepRunner::Take(const RequestRows& rows) {
   }
   if (!work.samples) return;
   for (const TokenRef draft : work.draft_tokens) {
-    result.drafts.push_back(first().ops().ReadToken(draft));
+    result.drafts.push_back(first().ops().ReadVerifiedToken(draft));
   }
   slot.drafts.clear();
   slots_.Take(slot, slot.tokens.size(), result);
