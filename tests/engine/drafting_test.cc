@@ -202,11 +202,11 @@ TEST(DraftingTest, BlocksRunBehindTokensThatNobodyHasRead) {
                                requests.size() % 4 == 1 ? 0.8F : 0.0F));
     if (requests.size() == 12) break;
   }
-  requests[2].num_speculative_tokens = 2;
   requests[3].sampling.stop_token_ids = {
       RunEach(*MakeTestEngine(options), {requests[3]}).front().tokens[7]};
   const auto alone = RunEach(*MakeTestEngine(options), requests);
   options.drafter = DrafterKind::kBlock;
+  requests[2].num_speculative_tokens = 2;
   const auto drafted_alone = RunEach(*MakeTestEngine(options), requests);
   const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
   options.ops = &ops;
