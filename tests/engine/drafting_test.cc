@@ -220,7 +220,7 @@ TEST(DraftingTest, BlocksRunBehindTokensThatNobodyHasRead) {
       ExpectEqual(together, alone);
       if (!probabilistic) ExpectEqualDrafts(together, drafted_alone);
     }
-    EXPECT_GT(ops.num_moved() - before, 10);
+    EXPECT_GT(ops.num_moved() - before, probabilistic ? 2 : 10);
   }
   EXPECT_GT(ops.num_kept(), 200);
 }
