@@ -180,12 +180,17 @@ TEST(DraftingTest, BlocksOfDraftsEndWhereTheContextDoes) {
     RunUntilIdle(*without);
     options.drafter = DrafterKind::kBlock;
     options.k = 3;
-    Generated drafted;
-    const auto with = MakeTestEngine(options);
-    Submit(*with, request, &drafted);
-    RunUntilIdle(*with);
-    EXPECT_EQ(drafted.tokens, alone.tokens) << length;
-    EXPECT_EQ(std::ssize(drafted.tokens), length - 3);
+    const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
+    for (const Ops* ops :
+         {static_cast<const Ops*>(nullptr), static_cast<const Ops*>(&keeping_ops)}) {
+      options.ops = ops;
+      Generated drafted;
+      const auto with = MakeTestEngine(options);
+      Submit(*with, request, &drafted);
+      RunUntilIdle(*with);
+      EXPECT_EQ(drafted.tokens, alone.tokens) << length;
+      EXPECT_EQ(std::ssize(drafted.tokens), length - 3);
+    }
   }
 }
 
@@ -207,18 +212,20 @@ TEST(DraftingTest, BlocksRunBehindTokensThatNobodyHasRead) {
   const auto alone = RunEach(*MakeTestEngine(options), requests);
   options.drafter = DrafterKind::kBlock;
   requests[2].num_speculative_tokens = 2;
-  const auto drafted_alone = RunEach(*MakeTestEngine(options), requests);
   const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
-  options.ops = &ops;
   options.max_num_batched_tokens = 90;
   for (const bool probabilistic : {false, true}) {
     options.probabilistic_drafts = probabilistic;
+    options.ops = nullptr;
+    options.queued = false;
+    const auto drafted_alone = RunEach(*MakeTestEngine(options), requests);
+    options.ops = &ops;
     const int64_t before = ops.num_moved();
     for (const bool queued : {false, true}) {
       options.queued = queued;
       const auto together = RunTogether(*MakeTestEngine(options), requests);
       ExpectEqual(together, alone);
-      if (!probabilistic) ExpectEqualDrafts(together, drafted_alone);
+      ExpectEqualDrafts(together, drafted_alone);
     }
     EXPECT_GT(ops.num_moved() - before, probabilistic ? 2 : 10);
   }
