@@ -17,6 +17,7 @@
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
+#include "tests/ops/token_keeping_ops.h"
 
 namespace outrider {
 namespace {
@@ -31,7 +32,8 @@ struct EntriesCase {
   int32_t window = 20;
   bool synthetic = false;  // drafts are accepted at given rates, else by chance
   bool late = false;
-  bool v4 = false;  // DeepSeek-V4, whose window is the model's
+  bool keeps = false;  // tokens stay on the device: passes begin before the host has read them
+  bool v4 = false;     // DeepSeek-V4, whose window is the model's
   bool rounded_cache = false;
   std::vector<DraftRange> draft_ranges = {};
   /// Over latent attention, without windows; kEagle3: of version 3.1.
@@ -91,9 +93,11 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   EntryCounts counts;
   int64_t preemptions = 0;
   int64_t returned = 0;
+  const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
   const bool fewer_of_latent = test.latent && !test.draft_ranges.empty();
   for (uint32_t seed = 0; seed < 4; ++seed) {
     TestEngineOptions options;
+    if (test.keeps) options.ops = &keeping_ops;
     options.checkpoint = model;
     options.drafter_checkpoint = eagle3.directory();
     options.dummy_seed = 3 + seed;
@@ -152,6 +156,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     preemptions += engine->Counters().num_preemptions;
     returned += engine->Counters().host_cache_hits;
   }
+  EXPECT_EQ(keeping_ops.num_later() > 100, test.keeps);
   EXPECT_GT(counts.target, 10000);
   EXPECT_GT(counts.modules, 5000);
   if (!test.latent && !test.sparse) {
@@ -219,6 +224,19 @@ INSTANTIATE_TEST_SUITE_P(
                     .late = true,
                     .v4 = true,
                     .rounded_cache = true},
+        EntriesCase{.name = "V4DSpark5Launched",
+                    .drafter = DrafterKind::kBlock,
+                    .k = 5,
+                    .synthetic = true,
+                    .keeps = true,
+                    .v4 = true},
+        EntriesCase{.name = "V4DSpark3FewerDraftsLaunchedLate",
+                    .drafter = DrafterKind::kBlock,
+                    .synthetic = true,
+                    .late = true,
+                    .keeps = true,
+                    .v4 = true,
+                    .draft_ranges = {{1, 2, 3}, {3, 4, 1}, {5, 6, 0}}},
         EntriesCase{
             .name = "Eagle3", .drafter = DrafterKind::kEagle3, .synthetic = true, .latent = true},
         EntriesCase{.name = "Eagle3PaddedHeads",

@@ -18,7 +18,9 @@
 #include "outrider/engine/engine_loader.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/scenario_requests.h"
+#include "tests/networks/loaded_model.h"
 #include "tests/networks/small_v4_model.h"
+#include "tests/ops/token_keeping_ops.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -178,13 +180,58 @@ TEST(DraftingTest, BlocksOfDraftsEndWhereTheContextDoes) {
     RunUntilIdle(*without);
     options.drafter = DrafterKind::kBlock;
     options.k = 3;
-    Generated drafted;
-    const auto with = MakeTestEngine(options);
-    Submit(*with, request, &drafted);
-    RunUntilIdle(*with);
-    EXPECT_EQ(drafted.tokens, alone.tokens) << length;
-    EXPECT_EQ(std::ssize(drafted.tokens), length - 3);
+    const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
+    for (const Ops* ops :
+         {static_cast<const Ops*>(nullptr), static_cast<const Ops*>(&keeping_ops)}) {
+      options.ops = ops;
+      Generated drafted;
+      const auto with = MakeTestEngine(options);
+      Submit(*with, request, &drafted);
+      RunUntilIdle(*with);
+      EXPECT_EQ(drafted.tokens, alone.tokens) << length;
+      EXPECT_EQ(std::ssize(drafted.tokens), length - 3);
+    }
   }
+}
+
+// Of requests whose drafts are the likeliest tokens blocks run before the host knows how many
+// drafts were right, and so where they begin. What is drafted is what is drafted for each alone.
+TEST(DraftingTest, BlocksRunBehindTokensThatNobodyHasRead) {
+  TestEngineOptions options{.checkpoint = TinyDSparkDirectory(), .drafter = DrafterKind::kNone};
+  options.cache_form = KvCacheForm::kHeads;
+  options.num_blocks = 4096;
+  options.k = 5;
+  std::vector<GenerationRequest> requests;
+  for (const auto& prompt : TrainedPrompts()) {
+    requests.push_back(Request(prompt, 20 + static_cast<int32_t>(requests.size() % 9),
+                               requests.size() % 3 == 1 ? 1.6F : 0.0F));
+    if (requests.size() == 12) break;
+  }
+  requests[3].sampling.stop_token_ids = {
+      RunEach(*MakeTestEngine(options), {requests[3]}).front().tokens[7]};
+  const auto alone = RunEach(*MakeTestEngine(options), requests);
+  options.drafter = DrafterKind::kBlock;
+  requests[2].num_speculative_tokens = 2;
+  const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  options.max_num_batched_tokens = 90;
+  for (const bool probabilistic : {false, true}) {
+    options.probabilistic_drafts = probabilistic;
+    options.ops = nullptr;
+    options.queued = false;
+    const auto drafted_alone = RunEach(*MakeTestEngine(options), requests);
+    options.ops = &ops;
+    const int64_t before = ops.num_moved();
+    for (const bool queued : {false, true}) {
+      options.queued = queued;
+      const auto together = RunTogether(*MakeTestEngine(options), requests);
+      ExpectEqual(together, alone);
+      ExpectEqualDrafts(together, drafted_alone);
+    }
+    if (!probabilistic) {
+      EXPECT_GT(ops.num_moved() - before, 10);
+    }
+  }
+  EXPECT_GT(ops.num_kept(), 200);
 }
 
 TEST(DraftingTest, ARequestMayAskForFewerDrafts) {

@@ -154,7 +154,7 @@ class Rounds {
     options.queued = arguments_.late ? seed % 2 == 0 : models_.on_gpu();
     if (arguments_.late && !options.queued) options.late_seed = seed;
     std::vector<std::unique_ptr<Ops>> keeping_ops;
-    if (arguments_.late && !models_.on_gpu() && !IsV4(model)) {
+    if (arguments_.late && !models_.on_gpu()) {
       for (int32_t rank = 0; rank < arguments_.ranks; ++rank) {
         keeping_ops.push_back(
             std::make_unique<TokenKeepingOps>(cpu::GetCpuOps(SelectIsa()).kernels()));

@@ -28,13 +28,14 @@ class TokenKeepingOps : public cpu::CpuOps {
   void ReadTokens() const override {
     OUTRIDER_CHECK(num_unread_ == 0, "results of a step that nobody has waited for");
     on_host_ = on_device_;
-    drafts_read_ = true;
+    last_read_ = ++last_copied_;
   }
   int32_t ReadToken(TokenRef token) const override {
-    OUTRIDER_CHECK(!token.on_device() || drafts_read_,
+    OUTRIDER_CHECK(!token.on_device() || last_read_ >= copy_of_drafts_,
                    "drafts were drawn since the host read them");
     return Resolve(on_host_, token);
   }
+  int32_t ReadVerifiedToken(TokenRef token) const override { return Resolve(on_host_, token); }
 
   /// Drafts that stayed so far.
   int64_t num_kept() const { return num_kept_; }
@@ -42,6 +43,9 @@ class TokenKeepingOps : public cpu::CpuOps {
   int64_t num_later() const { return num_later_; }
   /// The ones of these that were read while the next was being launched.
   int64_t num_read_while_launching() const { return num_read_while_launching_; }
+
+  /// Requests whose rows went back, before the host knew how far.
+  int64_t num_moved() const { return num_moved_; }
 
   void Multiply(const Context& context, std::span<const Product> products) const override {
     CpuOps::Multiply(context, products);
@@ -71,13 +75,24 @@ class TokenKeepingOps : public cpu::CpuOps {
     return std::make_unique<KeepingSampler>(*this, CpuOps::MakeSampler(device, verifier));
   }
 
+  std::unique_ptr<BlockSampler> MakeBlockSampler(const Device& device) const override {
+    return std::make_unique<KeepingBlockSampler>(*this, CpuOps::MakeBlockSampler(device));
+  }
+
+  const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                              const StepInputs& inputs, int32_t first_row,
+                              const ExpertWeights& /*w*/, Tensor logits,
+                              const int32_t* table) const override {
+    const std::vector<TokenRef> tokens = TokensOf(inputs);
+    return RouteTokens(
+        context, spec,
+        std::span(tokens).subspan(static_cast<size_t>(first_row), static_cast<size_t>(logits.rows)),
+        logits, table);
+  }
+
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override {
-    std::vector<TokenRef> tokens;
-    for (const TokenRef token : cpu::Cast(inputs).tokens()) {
-      tokens.push_back(Resolve(on_device_, token));
-    }
-    EmbedTokens(table, tokens, x);
+    EmbedTokens(table, TokensOf(inputs), x);
     for (int64_t r = 0; zero_first && r < x.rows; ++r) {
       if (cpu::Cast(inputs).positions()[static_cast<size_t>(r)] == 0) {
         SetZero(context, x.Rows(r, 1));
@@ -103,7 +118,10 @@ class TokenKeepingOps : public cpu::CpuOps {
       for (const RequestRows& rows : layout.requests()) {
         const auto r = static_cast<size_t>(rows.first_row);
         const int32_t back = places[r] < 0 ? 0 : ops_.on_device_.at(static_cast<size_t>(places[r]));
-        OUTRIDER_CHECK(places[r] < 0 || (rows.phase == Phase::kDecode && rows.query_length == 1));
+        for (const int32_t place : places.subspan(r, static_cast<size_t>(rows.query_length))) {
+          OUTRIDER_CHECK(place == places[r] && (place < 0 || rows.phase == Phase::kDecode));
+        }
+        if (back > 0) ++ops_.num_moved_;
         work.push_back(
             {.slot = rows.slot,
              .phase = rows.phase,
@@ -168,6 +186,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       }
       launched_.emplace_back(requests.begin(), requests.end());
       copies_.push_back(ops_.on_device_);
+      ++ops_.last_copied_;
       ++ops_.num_later_;
       ++ops_.num_unread_;
       return ++last_launched_;
@@ -183,7 +202,7 @@ class TokenKeepingOps : public cpu::CpuOps {
         *request.result = later_.front()[i];
       }
       ops_.on_host_ = copies_.front();
-      ops_.drafts_read_ = true;
+      ++ops_.last_read_;
       copies_.pop_front();
       launched_.pop_front();
       later_.pop_front();
@@ -195,13 +214,7 @@ class TokenKeepingOps : public cpu::CpuOps {
       head_seconds_ = inner_->head_seconds();
       for (size_t i = 0; i < requests.size(); ++i) {
         if (!requests[i].draw.probs.empty()) continue;
-        const auto place = static_cast<size_t>(requests[i].place);
-        ops_.on_device_.at(place) =
-            std::exchange(tokens[i], TokenRef::At(requests[i].place)).token();
-        ops_.on_host_.resize(ops_.on_device_.size());
-        ops_.on_host_[place] = kUnread;
-        ops_.drafts_read_ = false;
-        ++ops_.num_kept_;
+        ops_.KeepDraft(requests[i].place, tokens[i]);
       }
     }
 
@@ -241,6 +254,67 @@ class TokenKeepingOps : public cpu::CpuOps {
     std::deque<std::vector<int32_t>> copies_;  // of what was kept when these were drawn
   };
 
+  class KeepingBlockSampler : public BlockSampler {
+   public:
+    KeepingBlockSampler(const TokenKeepingOps& ops, std::unique_ptr<BlockSampler> inner)
+        : ops_(ops), inner_(std::move(inner)) {}
+
+    void Assign(const BlockDraws& draws) override {
+      requests_ = draws.requests;
+      before_.assign(draws.before.begin(), draws.before.end());
+      for (TokenBefore& before : before_) {
+        if (before.draw < 0) before.token = Resolve(ops_.on_device_, before.token);
+      }
+      BlockDraws known = draws;
+      known.before = before_;
+      inner_->Assign(known);
+    }
+    int64_t num_rows() const override { return inner_->num_rows(); }
+    RowRange rows_of(size_t step) const override { return inner_->rows_of(step); }
+    bool launches_only() const override { return inner_->launches_only(); }
+    void AddTo(RunKey& key) const override { inner_->AddTo(key); }
+    void ReadRows(const Context& context, Tensor hidden, Tensor x) const override {
+      inner_->ReadRows(context, hidden, x);
+    }
+    void EmbedBefore(const Context& context, const TokenTable& table, size_t step,
+                     Tensor x) const override {
+      inner_->EmbedBefore(context, table, step, x);
+    }
+    void Draw(const Context& context, size_t step, Tensor logits) override {
+      inner_->Draw(context, step, logits);
+    }
+    void TakeTokens(std::span<TokenRef> tokens) override {
+      inner_->TakeTokens(tokens);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        if (requests_[i].draw.probs.empty()) ops_.KeepDraft(requests_[i].place, tokens[i]);
+      }
+    }
+
+   private:
+    const TokenKeepingOps& ops_;
+    std::unique_ptr<BlockSampler> inner_;
+    std::span<const DrawRequest> requests_;
+    std::vector<TokenBefore> before_;
+  };
+
+  /// Leaves a token that was drawn at its place.
+  void KeepDraft(int32_t place, TokenRef& token) const {
+    const auto at = static_cast<size_t>(place);
+    on_device_.at(at) = std::exchange(token, TokenRef::At(place)).token();
+    on_host_.resize(on_device_.size());
+    on_host_[at] = kUnread;
+    copy_of_drafts_ = last_copied_ + 1;
+    ++num_kept_;
+  }
+
+  std::vector<TokenRef> TokensOf(const StepInputs& inputs) const {
+    std::vector<TokenRef> tokens;
+    for (const TokenRef token : cpu::Cast(inputs).tokens()) {
+      tokens.push_back(Resolve(on_device_, token));
+    }
+    return tokens;
+  }
+
   static int32_t Resolve(const std::vector<int32_t>& drafts, TokenRef token) {
     if (!token.on_device()) return token.token();
     const int32_t known = drafts.at(static_cast<size_t>(token.place()));
@@ -250,8 +324,12 @@ class TokenKeepingOps : public cpu::CpuOps {
 
   mutable std::vector<int32_t> on_device_;
   mutable std::vector<int32_t> on_host_;
-  mutable bool drafts_read_ = true;  // on_host_ has all drafts
+  // Copies to the host: begun, there, and the first that has the drafts drawn last.
+  mutable int64_t last_copied_ = 0;
+  mutable int64_t last_read_ = 0;
+  mutable int64_t copy_of_drafts_ = 0;
   mutable int64_t num_kept_ = 0;
+  mutable int64_t num_moved_ = 0;
   mutable int64_t num_later_ = 0;
   mutable int64_t num_unread_ = 0;
   mutable int64_t num_read_while_launching_ = 0;

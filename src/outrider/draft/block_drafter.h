@@ -4,9 +4,16 @@
 //
 // The rows of a block write entries behind the frontier. The next pass writes these again, from the
 // target's rows, before they are read.
+//
+// What a row's entries are does not depend on which drafts were right. So where the host reads a
+// step's tokens later, Launch writes those of all rows of the step. Those of rejected drafts lie
+// behind the frontier, too: the block or the next pass writes there before anyone reads. Blocks
+// follow at once where all drafts are the likeliest tokens: the device moves them behind the last
+// right token. Else their draws depend on positions, which the host has to know.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,6 +41,11 @@ class BlockDrafter : public Drafter {
   double busy_seconds() const override { return model_->busy_seconds(); }
   DrafterReach reach() const override { return ReachOf(model_->block_size()); }
   static DrafterReach ReachOf(int32_t block_size) { return {.lookahead = block_size}; }
+  bool launch_finishes_entries() const override { return true; }
+  std::optional<Ticket> Launch(std::span<const DraftRequest> requests, int32_t depth,
+                               Tensor target) override;
+  void Wait(Ticket ticket, std::span<const DraftRequest> requests,
+            MatrixView<TokenRef> drafts) override;
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<TokenRef> drafts) override;
   void Reset(int32_t, int32_t) override {}
@@ -43,8 +55,18 @@ class BlockDrafter : public Drafter {
  private:
   /// How many tokens of a request its pages have room for, in the group with the least room.
   int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
-  /// Lays out the target's rows, those that are right or all of a step, and the blocks behind them.
-  void LayOut(std::span<const DraftRequest> requests);
+  /// Lays out the target's rows: those that are right, or all of a step.
+  void LayOutEntries(std::span<const DraftRequest> requests, bool all_rows);
+  /// Whether blocks can run before the host knows where they begin.
+  bool CanLaunchBlocks(std::span<const DraftRequest> requests) const;
+  /// Lays out the blocks behind the frontiers. moves: of requests of Launch.
+  void LayOutBlocks(std::span<const DraftRequest> requests, bool moves);
+  /// The last known token, before a block.
+  TokenRef LastToken(const DraftRequest& request) const;
+  /// What the entries that were laid out are made of.
+  Tensor ReadEntries(std::span<const DraftRequest> requests, Tensor target);
+  /// Runs the blocks that were laid out, whose entries are there.
+  void RunBlocks(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts);
   /// Runs the pass, then draws drafts a tile of requests at a time.
   void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
                   MatrixView<TokenRef> drafts);
@@ -57,6 +79,7 @@ class BlockDrafter : public Drafter {
   BlockDrafterOptions options_;
   DraftRows entry_rows_;
   DraftRows block_rows_;
+  std::unique_ptr<StepInputs> no_rows_;
   DraftMemory previous_;
   DraftMemory hidden_;
   DraftCut cut_;
@@ -75,6 +98,12 @@ class BlockDrafter : public Drafter {
   std::vector<float> chances_;                     // by draw
   std::vector<float> confidences_;                 // [blocks, k]
   std::vector<int32_t> num_drafts_;                // [blocks]
+  bool moves_ = false;                             // see LayOutBlocks
+  // Calls of Launch: Wait follows the last one, or has followed it.
+  Ticket last_launched_ = 0;
+  Ticket last_waited_ = 0;
+  std::vector<int32_t> launched_slots_;    // of its requests, if it has launched blocks
+  std::vector<TokenRef> launched_drafts_;  // [launched requests, k]
 };
 
 }  // namespace outrider

@@ -45,7 +45,8 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
     const DraftWindow& window = windows[w];
     if (window.moved_place < 0 || window.start == window.end) continue;
     moved_places_.resize(static_cast<size_t>(layout_.num_rows()), -1);
-    moved_places_[static_cast<size_t>(RowOf(w, window.start))] = window.moved_place;
+    const auto count = static_cast<size_t>(window.end - window.start);
+    std::fill_n(moved_places_.begin() + RowOf(w, window.start), count, window.moved_place);
   }
   inputs_->Assign(layout_, plan_, RowCount::kRounded, moved_places_);
 }

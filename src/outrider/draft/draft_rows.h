@@ -20,8 +20,8 @@ struct DraftWindow {
   int32_t start = 0;          // first position
   int32_t end = 0;            // one past the last position
   int32_t role_boundary = 0;  // positions below it run expanded, the others absorbed
-  /// Place of the number to subtract from `start` (StepInputs::Assign); single absorbed rows only.
-  /// Negative: none.
+  /// Place of the number to subtract from `start` and `end` (StepInputs::Assign); of absorbed rows
+  /// only. Negative: none.
   int32_t moved_place = -1;
 };
 

@@ -88,6 +88,10 @@ class Drafter {
     return std::nullopt;
   }
 
+  /// Whether Launch has all entries of the step's rows written, so that requests whose drafts
+  /// nobody wants need not come to Wait or Propose.
+  virtual bool launch_finishes_entries() const { return false; }
+
   /// Ends what Launch has begun, with the results of Propose. requests: those of Launch, or some of
   /// them in their order, as the host knows them now.
   virtual void Wait(Ticket /*ticket*/, std::span<const DraftRequest> /*requests*/,

@@ -137,7 +137,8 @@ void Rank::ScorePrompts(const StepLayout& step) {
 void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
                    MatrixView<TokenRef> drafts) {
   if (!is_first()) {
-    ReadTokens();
+    // Drafts that were launched are not read here.
+    HasFinishedEntries() ? WaitForUnread(0) : ReadTokens();
     drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
     drafts = {drafts_.data(), drafts.rows, drafts.cols};
   }

@@ -104,6 +104,10 @@ class Rank {
   void LaunchDrafts(std::span<const DraftRequest> requests, int32_t depth) {
     launched_drafts_ = parts_.drafter->Launch(requests, depth, drafter_reads());
   }
+  /// Whether what LaunchDrafts has launched finishes the entries of the step's rows.
+  bool HasFinishedEntries() const {
+    return launched_drafts_ && parts_.drafter->launch_finishes_entries();
+  }
   /// Ends what LaunchDrafts has launched, or does all at once. Only the first rank writes to
   /// `drafts`.
   void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<TokenRef> drafts);

@@ -142,6 +142,7 @@ void StepRunner::LayOut(const StepPlan& plan) {
   }
   step_.Assign(plan, slots_, outputs.results);
   outputs.for_drafter = NeedsDrafter();
+  outputs.entries_finished = false;
   if (outputs.for_drafter || !first().has_drafter()) return;
   for (const RequestRows& rows : step_.requests()) {
     step_.slot(rows).draft_limit = DraftLimit::kSchedule;
@@ -189,7 +190,7 @@ void StepRunner::Take(const RequestRows& rows) {
   }
   if (!work.samples) return;
   for (const TokenRef draft : work.draft_tokens) {
-    result.drafts.push_back(first().ops().ReadToken(draft));
+    result.drafts.push_back(first().ops().ReadVerifiedToken(draft));
   }
   slot.drafts.clear();
   slots_.Take(slot, slot.tokens.size(), result);
@@ -252,6 +253,7 @@ void StepRunner::LaunchDrafts() {
     draft_requests_.push_back(request);
   }
   ranks_.Run([&](Rank& rank) { rank.LaunchDrafts(draft_requests_, wanted_drafts_); });
+  outputs().entries_finished = first().HasFinishedEntries();
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     slot.tokens.resize(slot.tokens.size() - static_cast<size_t>(rows.num_logits_rows));
@@ -329,6 +331,7 @@ MatrixView<TokenRef> StepRunner::DraftFor(int32_t depth) {
 }
 
 void StepRunner::FinishEntries() {
+  if (outputs().entries_finished) return;
   draft_requests_.clear();
   for (const RequestRows& rows : step_.requests()) {
     const RequestSlot& slot = step_.slot(rows);

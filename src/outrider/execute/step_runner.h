@@ -73,6 +73,7 @@ class StepRunner : public Executor {
     /// Whether the drafter sees the step, before another is launched. Else each request gets one
     /// token and no drafts.
     bool for_drafter = false;
+    bool entries_finished = false;  // of the drafter, of all rows
     /// None: the host has the results. Of a step for the drafter in the order of step_, which is
     /// still this step's then.
     std::vector<UnreadResult> unread;
@@ -109,7 +110,7 @@ class StepRunner : public Executor {
   /// Drafts for the requests in draft_requests_.
   MatrixView<TokenRef> DraftFor(int32_t depth);
   /// Lets the drafter see the last rows of requests that have ended, where the plan publishes
-  /// their blocks.
+  /// their blocks and their entries are not there.
   void FinishEntries();
 
   RankTeam ranks_;

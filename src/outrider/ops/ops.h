@@ -153,6 +153,9 @@ class Ops {
   /// The token, which may be a draft on the device. The host must have read all drafts
   /// (ReadTokens).
   virtual int32_t ReadToken(TokenRef token) const { return token.token(); }
+  /// The token as it was when what the host has waited for last was launched: a draft that was
+  /// verified there, whatever has been drawn since.
+  virtual int32_t ReadVerifiedToken(TokenRef token) const { return ReadToken(token); }
 
   // Rows.
 

@@ -55,8 +55,8 @@ class StepInputs {
   ///
   /// With places, rows run where only the device knows how far requests have got: row r at its
   /// position in the layout minus the number that the device keeps at places[r] (negative: no
-  /// shift). Rows that may shift come first; each is a decode request of one row. Only devices that
-  /// keep tokens (tokens_on_device.h) take places.
+  /// shift). Rows that may shift come first; they are decode requests', each with one place for all
+  /// of its rows. Only devices that keep tokens (tokens_on_device.h) take places.
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
               std::span<const int32_t> places = {}) {
     AssignRows(layout, plan, count, places);

@@ -152,70 +152,77 @@ TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   EXPECT_EQ(embedded(tokens), want);
 }
 
-// Rows go back by what the device keeps to where a layout that knows it has them.
+// Requests go back by what the device keeps to where a layout that knows it has them.
 TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
-  constexpr int32_t kCount = 150;
-  const LayerCache cache = {.block_size = kBlock,
-                            .width = 576,
-                            .block_stride = int64_t{kLayers} * kBlock * 576,
-                            .num_blocks = 8 * kCount};
-  std::vector<int32_t> kept(2 * kCount);
-  std::vector<std::vector<int32_t>> blocks(kCount);
-  std::vector<RequestWork> late;
-  std::vector<RequestWork> known;
-  std::vector<int32_t> places;
-  const std::vector<int32_t> token = {3};
-  for (int32_t r = 0; r < kCount; ++r) {
-    const int32_t context = 20 + (r * 37) % 90;
-    const int32_t back = r % 3 == 0 ? 0 : r % 6;
-    places.push_back(r % 3 == 0 ? -1 : 2 * kCount - 1 - r);
-    if (places.back() >= 0) kept[static_cast<size_t>(places.back())] = back;
-    for (int32_t b = 0; b < 8; ++b) blocks[static_cast<size_t>(r)].push_back((r * 8 + b * 5) % 977);
-    late.push_back({.slot = r,
-                    .context_length = context,
-                    .tokens = token,
-                    .draft_tokens = {},
-                    .samples = false,
-                    .block_tables = {&blocks[static_cast<size_t>(r)], 1}});
-    known.push_back(late.back());
-    known.back().context_length -= back;
-  }
-  ops_->KeepTokens(2 * kCount);
-  Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
-  struct Rows {
-    std::vector<int32_t> positions = std::vector<int32_t>(kCount);
-    std::vector<int32_t> seq_lens = std::vector<int32_t>(kCount);
-    std::vector<int32_t> listed_seq_lens = std::vector<int32_t>(kCount);
-    std::vector<int64_t> slots = std::vector<int64_t>(kCount);
-    bool operator==(const Rows&) const = default;
-  };
-  BatchLayout layout(kBlock);
-  const auto assign = [&](StepInputs& inputs, RowPaths paths, const std::vector<RequestWork>& work,
-                          bool moved) {
-    AttentionPlan plan(AttentionBackend::kRagged, 1, paths);
-    layout.Assign(work);
-    plan.Assign(layout);
-    inputs.Assign(layout, plan, RowCount::kRounded,
-                  moved ? std::span<const int32_t>(places) : std::span<const int32_t>());
-    Rows rows;
-    const CacheInputs& of_cache = Cast(inputs).Of(cache);
-    Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));
-    const auto read = [&](const DecodeRequests& requests, RowPath path, int32_t* seq_lens) {
-      EXPECT_EQ(requests.count > 0, paths.Has(path));
-      if (requests.count > 0) Copy(seq_lens, requests.seq_lens, kCount * sizeof(int32_t));
+  for (const int32_t length : {1, 5}) {
+    constexpr int32_t kCount = 150;
+    const auto num_rows = static_cast<size_t>(kCount * length);
+    const LayerCache cache = {.block_size = kBlock,
+                              .width = 576,
+                              .block_stride = int64_t{kLayers} * kBlock * 576,
+                              .num_blocks = 8 * kCount};
+    std::vector<int32_t> kept(2 * kCount);
+    std::vector<std::vector<int32_t>> blocks(kCount);
+    std::vector<RequestWork> late;
+    std::vector<RequestWork> known;
+    std::vector<int32_t> places;
+    const std::vector<int32_t> tokens(static_cast<size_t>(length), 3);
+    for (int32_t r = 0; r < kCount; ++r) {
+      const int32_t context = 20 + (r * 37) % 90;
+      const int32_t back = r % 3 == 0 ? 0 : r % 6;
+      places.insert(places.end(), static_cast<size_t>(length),
+                    r % 3 == 0 ? -1 : 2 * kCount - 1 - r);
+      if (places.back() >= 0) kept[static_cast<size_t>(places.back())] = back;
+      for (int32_t b = 0; b < 8; ++b)
+        blocks[static_cast<size_t>(r)].push_back((r * 8 + b * 5) % 977);
+      late.push_back({.slot = r,
+                      .context_length = context,
+                      .tokens = tokens,
+                      .draft_tokens = {},
+                      .samples = false,
+                      .block_tables = {&blocks[static_cast<size_t>(r)], 1}});
+      known.push_back(late.back());
+      known.back().context_length -= back;
+    }
+    ops_->KeepTokens(2 * kCount);
+    Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
+    struct Rows {
+      std::vector<int32_t> positions;
+      std::vector<int32_t> seq_lens = std::vector<int32_t>(kCount);
+      std::vector<int32_t> listed_seq_lens = std::vector<int32_t>(kCount);
+      std::vector<int64_t> slots;
+      bool operator==(const Rows&) const = default;
     };
-    read(of_cache.decode, RowPath::kAbsorbed, rows.seq_lens.data());
-    read(of_cache.all, RowPath::kListed, rows.listed_seq_lens.data());
-    Copy(rows.slots.data(), of_cache.slots, kCount * sizeof(int64_t));
-    return rows;
-  };
-  const auto inputs = ops_->MakeStepInputs();
-  const RowPaths latent = KvCacheForm::kLatent;
-  const RowPaths listed(RowPath::kListed);
-  for (const RowPaths& paths : {latent, latent | listed, listed}) {
-    const Rows want = assign(*ops_->MakeStepInputs(), paths, known, false);
-    EXPECT_EQ(assign(*inputs, paths, late, true), want);
-    EXPECT_NE(assign(*inputs, paths, late, false), want);
+    BatchLayout layout(kBlock);
+    const auto assign = [&](StepInputs& inputs, RowPaths paths,
+                            const std::vector<RequestWork>& work, bool moved) {
+      AttentionPlan plan(AttentionBackend::kRagged, length, paths);
+      layout.Assign(work);
+      plan.Assign(layout);
+      inputs.Assign(layout, plan, RowCount::kRounded,
+                    moved ? std::span<const int32_t>(places) : std::span<const int32_t>());
+      Rows rows;
+      rows.positions.resize(num_rows);
+      rows.slots.resize(num_rows);
+      const CacheInputs& of_cache = Cast(inputs).Of(cache);
+      Copy(rows.positions.data(), Cast(inputs).positions(), num_rows * sizeof(int32_t));
+      const auto read = [&](const DecodeRequests& requests, RowPath path, int32_t* seq_lens) {
+        EXPECT_EQ(requests.count > 0, paths.Has(path));
+        if (requests.count > 0) Copy(seq_lens, requests.seq_lens, kCount * sizeof(int32_t));
+      };
+      read(of_cache.decode, RowPath::kAbsorbed, rows.seq_lens.data());
+      read(of_cache.all, RowPath::kListed, rows.listed_seq_lens.data());
+      Copy(rows.slots.data(), of_cache.slots, num_rows * sizeof(int64_t));
+      return rows;
+    };
+    const auto inputs = ops_->MakeStepInputs();
+    const RowPaths latent = KvCacheForm::kLatent;
+    const RowPaths listed(RowPath::kListed);
+    for (const RowPaths& paths : {latent, latent | listed, listed}) {
+      const Rows want = assign(*ops_->MakeStepInputs(), paths, known, false);
+      EXPECT_EQ(assign(*inputs, paths, late, true), want);
+      EXPECT_NE(assign(*inputs, paths, late, false), want);
+    }
   }
 }
 

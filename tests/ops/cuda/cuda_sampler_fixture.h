@@ -179,8 +179,9 @@ class CudaSamplerTest : public HopperTest<> {
   }
 
   std::vector<VerifiedTokens> VerifyOnTheDevice(std::span<const SampledRequest> requests,
-                                                const Verifier& verifier, bool keep = false) {
-    const auto sampler = ops_->MakeSampler({*ops_, &pool_}, verifier);
+                                                const Verifier& verifier, bool keep = false,
+                                                int64_t tile_bytes = kLogitsTileBytes) {
+    CudaSampler sampler(*ops_, pool_.size(), verifier, tile_bytes);
     std::vector<LogitsProcessors> processors;
     for (const SampledRequest& r : requests) processors.push_back(Processors(r));
     std::vector<VerifiedTokens> results(requests.size());
@@ -191,7 +192,7 @@ class CudaSamplerTest : public HopperTest<> {
                         .result = &results[i],
                         .places = keep ? PlacesOf(i) : VerifyPlaces()});
     }
-    sampler->Verify(MakeContext(), {head_, x_, rows_}, verify);
+    sampler.Verify(MakeContext(), {head_, x_, rows_}, verify);
     return results;
   }
 

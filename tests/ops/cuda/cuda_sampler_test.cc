@@ -18,12 +18,16 @@ TEST_F(CudaSamplerTest, VerifiesAsTheCpuDoesWhateverTheFields) {
   int with_logprobs = 0;
   for (const Verifier& verifier : verifiers) {
     const Scratch::Frame frame(*arena_);
-    std::vector<SampledRequest> requests = MakeRequests(150);  // more rows than a tile of logits
+    std::vector<SampledRequest> requests = MakeRequests(150);
     MakeRows(requests.back().first_row + static_cast<int32_t>(requests.back().drafts.size()) + 1);
     AcceptSome(requests, verifier);
     const std::vector<VerifiedTokens> got = VerifyOnTheDevice(requests, verifier);
+    ASSERT_GT(rows_.size(), 256);
+    const std::vector<VerifiedTokens> in_tiles =
+        VerifyOnTheDevice(requests, verifier, /*keep=*/false, /*tile_bytes=*/0);
     for (size_t i = 0; i < requests.size(); ++i) {
       SCOPED_TRACE(i);
+      ExpectSame(in_tiles[i], got[i]);
       const VerifiedTokens want = VerifyOnTheCpu(requests[i], verifier);
       EXPECT_EQ(got[i].tokens, want.tokens);
       EXPECT_EQ(got[i].num_accepted, want.num_accepted);

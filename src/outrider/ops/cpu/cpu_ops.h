@@ -143,6 +143,12 @@ class CpuOps : public Ops,
   void NormGate(const Context& context, const NormGateArgs& args) const override;
   void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
 
+ protected:
+  /// RouteByToken, of rows with these tokens.
+  static const Routing& RouteTokens(const Context& context, const RouterSpec& spec,
+                                    std::span<const TokenRef> tokens, Tensor logits,
+                                    const int32_t* table);
+
  private:
   void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;
   void WriteStates(const Context& context, const StepInputs& inputs,

@@ -116,6 +116,12 @@ const Routing& CpuOps::RouteByToken(const Context& context, const RouterSpec& sp
   OUTRIDER_CHECK(first_row + logits.rows <= inputs.num_rows());
   const std::span<const TokenRef> tokens = cpu::Cast(inputs).tokens().subspan(
       static_cast<size_t>(first_row), static_cast<size_t>(logits.rows));
+  return RouteTokens(context, spec, tokens, logits, table);
+}
+
+const Routing& CpuOps::RouteTokens(const Context& context, const RouterSpec& spec,
+                                   std::span<const TokenRef> tokens, Tensor logits,
+                                   const int32_t* table) {
   return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
     for (size_t r = 0; r < tokens.size(); ++r) {
       std::copy_n(table + tokens[r].token() * spec.top_k, spec.top_k,

@@ -111,6 +111,7 @@ class CudaOps : public Ops,
   void KeepTokens(int32_t count) const override;
   void ReadTokens() const override;
   int32_t ReadToken(TokenRef token) const override;
+  int32_t ReadVerifiedToken(TokenRef token) const override;
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;

@@ -180,7 +180,7 @@ void CudaSampler::Wait(Ticket ticket) {
   const RowDrawer::HostResults drawn = drawer_.Wait(launched.drawing);
   if (!launched.gives_results) return;
   VerifyCopies& copies = launched.copies;
-  copies.ReadDrafts(ops_);
+  for (TokenRef& draft : copies.drafts) draft = ops_.ReadVerifiedToken(draft);
   size_t first = 0;
   for (size_t n = 0; n < copies.requests.size(); ++n) {
     const VerifyRequest& request = copies.requests[n];

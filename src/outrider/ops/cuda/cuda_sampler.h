@@ -21,11 +21,12 @@ namespace outrider::cuda {
 
 class CudaSampler : public StepSampler {
  public:
-  CudaSampler(const CudaOps& ops, int num_threads, const Verifier& verifier)
+  CudaSampler(const CudaOps& ops, int num_threads, const Verifier& verifier,
+              int64_t tile_bytes = kLogitsTileBytes)
       : ops_(ops),
         verifier_(verifier),
         host_(num_threads, verifier),
-        drawer_(ops, verifier.logprobs_mode()) {}
+        drawer_(ops, verifier.logprobs_mode(), tile_bytes) {}
 
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;

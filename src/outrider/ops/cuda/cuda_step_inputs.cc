@@ -85,17 +85,31 @@ void CudaStepInputs::AssignRows(const BatchLayout& layout, const AttentionPlan& 
              std::ranges::all_of(layout.requests(), IsGenerated) && states_.IsPlain();
   if (rounded_) RoundRowsTo(places_ > 0 ? places_ : RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.tokens());
-  moved_places_.assign(places.begin(), places.end());
-  OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
-  const std::span<const RequestRows> generated = Generated();
-  for (size_t r = 0; r < places.size(); ++r) {
-    // Its number is that of its request, too.
-    OUTRIDER_CHECK(places[r] < 0 ||
-                   (r < generated.size() && std::cmp_equal(generated[r].first_row, r) &&
-                    generated[r].query_length == 1));
-  }
+  AssignMoves(places);
   if (plan.cache_place().ranks > 1) AssignOwn();
   Copy();
+}
+
+void CudaStepInputs::AssignMoves(std::span<const int32_t> places) {
+  moved_places_.assign(places.begin(), places.end());
+  moved_requests_.clear();
+  if (places.empty()) return;
+  OUTRIDER_CHECK(std::cmp_equal(places.size(), layout_->num_rows()));
+  const std::span<const RequestRows> requests = layout_->requests();
+  moved_requests_.resize(places.size());
+  bool single_rows = true;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto first = static_cast<size_t>(requests[i].first_row);
+    const auto count = static_cast<size_t>(requests[i].query_length);
+    const std::span<const int32_t> own = places.subspan(first, count);
+    const bool moves = own.front() >= 0;
+    OUTRIDER_CHECK((!moves || IsGenerated(requests[i])) &&
+                   std::ranges::all_of(own, [&](int32_t place) { return place == own.front(); }));
+    std::fill_n(moved_requests_.begin() + static_cast<ptrdiff_t>(first), count,
+                static_cast<int32_t>(i));
+    single_rows = single_rows && (!moves || (count == 1 && first == i));
+  }
+  if (single_rows) moved_requests_.clear();
 }
 
 void CudaStepInputs::AssignOwn() {
@@ -136,6 +150,7 @@ void CudaStepInputs::Copy() {
   groups_.resize(layout_->groups().size());
   for (size_t i = 0; i < groups_.size(); ++i) AddGroup(i);
   const size_t places = arrays_.Add(moved_places_);
+  const size_t requests = arrays_.Add(moved_requests_);
   arrays_.Copy();
   token_ids_ = arrays_.At<int32_t>(tokens_at_);
   positions_ = arrays_.At<int32_t>(positions);
@@ -146,7 +161,7 @@ void CudaStepInputs::Copy() {
   }
   states_.Place(arrays_);
   for (Group& group : groups_) Place(group);
-  if (!moved_places_.empty()) Move(places);
+  if (!moved_places_.empty()) Move(places, requests);
 }
 
 CudaStepInputs::OwnPlacesAt CudaStepInputs::AddOwnPlaces() {
@@ -159,11 +174,13 @@ CudaStepInputs::OwnPlacesAt CudaStepInputs::AddOwnPlaces() {
           .side_by_side = arrays_.Add(all, static_cast<size_t>(num_rows()), all.back())};
 }
 
-void CudaStepInputs::Move(size_t places_at) const {
-  MoveRowsParams params = {.num_rows = static_cast<int>(moved_places_.size()),
-                           .places = arrays_.At<int32_t>(places_at),
-                           .kept_numbers = kept_.tokens(),
-                           .positions = positions_};
+void CudaStepInputs::Move(size_t places_at, size_t requests_at) const {
+  MoveRowsParams params = {
+      .num_rows = static_cast<int>(moved_places_.size()),
+      .places = arrays_.At<int32_t>(places_at),
+      .requests = moved_requests_.empty() ? nullptr : arrays_.At<int32_t>(requests_at),
+      .kept_numbers = kept_.tokens(),
+      .positions = positions_};
   if (groups_.empty()) CheckCuda(MoveRows(params, stream_), "moving rows");
   const bool has_both = paths().Has(RowPath::kListed) && HasDecodes();
   for (const Group& group : groups_) {

@@ -156,8 +156,10 @@ class CudaStepInputs : public StepInputs {
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts);
   /// Where the arrays of a group are on the device.
   void Place(Group& group) const;
-  /// Moves rows on the device, whose places are at `places_at`.
-  void Move(size_t places_at) const;
+  /// Notes which rows move, and by what.
+  void AssignMoves(std::span<const int32_t> places);
+  /// Moves rows on the device, whose places and requests are there.
+  void Move(size_t places_at, size_t requests_at) const;
   /// The same of what is read of requests of a group.
   void Move(MoveRowsParams& params, const RequestArrays& at, const DecodeRequests& requests) const;
 
@@ -172,7 +174,8 @@ class CudaStepInputs : public StepInputs {
   OwnPlaces own_places_;
   int32_t places_ = 0;  // that these rows are rounded to, of a part; 0: as RoundedRows says
   HostTokens tokens_;
-  std::vector<int32_t> moved_places_;  // by row; empty: all rows lie where the layout says
+  std::vector<int32_t> moved_places_;    // by row; empty: all rows lie where the layout says
+  std::vector<int32_t> moved_requests_;  // by row; empty: row r is all of request r
   // Arrays of the rows, then those of the groups.
   StagedArrays arrays_;
   size_t tokens_at_ = 0;

@@ -14,8 +14,7 @@ namespace outrider::cuda {
 
 namespace {
 
-// Logits are made for about this many rows at a time, which bounds their memory.
-constexpr int32_t kLogitsTile = 256;
+constexpr int64_t kLeastTileRows = 256;
 
 }  // namespace
 
@@ -81,11 +80,12 @@ void RowDrawer::DrawToPlaces(const Context& context, const HeadRows& rows, int32
 void RowDrawer::Draw(const Context& context, const HeadRows& rows, int32_t num_tokens,
                      std::span<const DrawnRows> requests, DrawResults results, Kind kind) {
   ops_.WorkBegins();
+  const auto row_bytes = static_cast<int64_t>(rows.head.rows * sizeof(float));
+  const int64_t most_rows = std::max(kLeastTileRows, tile_bytes_ / row_bytes);
   while (!requests.empty()) {
     size_t size = 0;
     int32_t count = 0;
-    while (size < requests.size() &&
-           (count == 0 || count + requests[size].num_rows <= kLogitsTile)) {
+    while (size < requests.size() && (count == 0 || count + requests[size].num_rows <= most_rows)) {
       count += requests[size++].num_rows;
     }
     DrawTile(context, rows, num_tokens, requests.first(size), results, kind);

@@ -16,6 +16,11 @@
 
 namespace outrider::cuda {
 
+/// Logits are made for as many rows at a time as fill about so many bytes, at least for 256. So a
+/// step over a small vocabulary is one tile: few launches, and no wait for the copy of an earlier
+/// tile's arrays.
+inline constexpr int64_t kLogitsTileBytes = int64_t{128} << 20;
+
 /// The rows of logits of one request.
 struct DrawnRows {
   RequestSampling sampling = {};
@@ -66,8 +71,8 @@ class RowDrawer {
   /// of its logits; or all, each with a call of its own.
   enum class Drawers { kFirst, kAll };
 
-  RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode)
-      : ops_(ops), logprobs_mode_(logprobs_mode), arrays_(ops.stream()) {}
+  RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode, int64_t tile_bytes = kLogitsTileBytes)
+      : ops_(ops), logprobs_mode_(logprobs_mode), tile_bytes_(tile_bytes), arrays_(ops.stream()) {}
 
   /// Draws for requests with one row each, among the first num_tokens tokens, on all ranks; ids as
   /// DrawResults has them.
@@ -101,6 +106,7 @@ class RowDrawer {
 
   const CudaOps& ops_;
   LogprobsMode logprobs_mode_;
+  int64_t tile_bytes_;
   StagedArrays arrays_;
   size_t num_top_ = 0;  // columns of the most likely tokens
   // What a tile needs; kept to reuse memory.

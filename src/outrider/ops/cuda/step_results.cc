@@ -48,7 +48,6 @@ Ticket StepResults::Launch(size_t bytes, cudaStream_t stream) {
 void StepResults::Wait(Ticket ticket) {
   OUTRIDER_CHECK(ticket == ++waited_ && ticket <= launched_);
   CopyOf(ticket).done.Wait();
-  drafts_read_ = true;
 }
 
 }  // namespace outrider::cuda

@@ -34,10 +34,10 @@ class StepResults {
   bool IsCopying() const { return waited_ < launched_; }
   bool Ready(Ticket ticket) { return CopyOf(ticket).done.IsDone(); }
   void Wait(Ticket ticket);
-  /// A draft is drawn, which the host reads later.
-  void DraftsAreDrawn() { drafts_read_ = false; }
+  /// A draft is drawn, which the host reads later: with the next copy.
+  void DraftsAreDrawn() { copy_of_drafts_ = launched_ + 1; }
   /// Whether the host has all drafts.
-  bool drafts_read() const { return drafts_read_; }
+  bool drafts_read() const { return waited_ >= copy_of_drafts_; }
 
   // What came with the copy that was waited for last: valid until the second copy after it is
   // launched.
@@ -62,10 +62,10 @@ class StepResults {
   DeviceMemory device_;
   int64_t memory_version_ = 0;
   size_t num_tokens_ = 0;
-  bool drafts_read_ = true;
   std::array<Copy, 2> copies_;  // the host's, by ticket
   Ticket launched_ = 0;
   Ticket waited_ = 0;
+  Ticket copy_of_drafts_ = 0;
 };
 
 }  // namespace outrider::cuda

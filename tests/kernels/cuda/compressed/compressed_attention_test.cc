@@ -327,6 +327,19 @@ TEST_F(CompressedAttentionCases, RowsOfABlockReadEachOther) {
   ExpectParts(world.Run(world.AllWindows(kBlock), {.replays = 3}), all, "graph");
 }
 
+// A warp plans several rows then, of which one or all are cut.
+TEST_F(CompressedAttentionCases, LongRowsBesideManyShortOnes) {
+  for (const int heads : {8, 128}) {
+    CompressedWorld world({"long", heads, 4, 0}, {20000, 3, 40, 70, 90, 130, 9000}, 40, 37);
+    const AttendedRows all = world.Run(world.AllWindows(40), {});
+    ExpectParts(world.Run(world.AllWindows(3), {}), all, "windows");
+    ExpectParts(world.Run(world.AllWindows(33), {.padding = 5, .replays = 3}), all, "graph");
+    for (const Window& window : world.AllWindows(2)) {
+      ExpectParts(world.Run({window}, {}), all, "alone");
+    }
+  }
+}
+
 TEST_F(CompressedAttentionCases, KeepsBitsWhenMaximaGrow) {
   // Scores of very different sizes: references move in most tiles.
   CompressedWorld world({"", 64, 4, 512}, {700, 1500, 1100}, 9, 37, 4.0F);

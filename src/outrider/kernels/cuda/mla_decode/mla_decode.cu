@@ -104,6 +104,13 @@ bool SharedTiles(const MlaDecodeParams& params) {
   return params.cache_type == MlaCacheType::kBf16 && tiles > MlaBlocks();
 }
 
+/// Lanes of a warp that plans a request. With more requests than blocks few tiles are cut, which
+/// takes a whole warp.
+int PlanLanes(const MlaDecodeParams& params) {
+  const int tiles = (params.heads + TileRows(params) - 1) / TileRows(params);
+  return params.one_token_each && params.num_requests > MlaBlocks() ? tiles : 32;
+}
+
 template <int kRows>
 cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
@@ -151,6 +158,7 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
   args.shared_tiles = SharedTiles(params);
+  args.lanes = PlanLanes(params);
   args.splits = SplitsOf(params);
   args.workspace = CarveMlaWorkspace(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);

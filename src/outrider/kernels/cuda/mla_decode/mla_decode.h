@@ -84,6 +84,8 @@ struct MlaDecodeParams {
   const uint32_t* visible = nullptr;
   void* output = nullptr;  // bf16 [num_tokens, heads, 512], 16-byte aligned
   float* lse = nullptr;    // [num_tokens, heads], natural logarithm; -inf for a row without keys
+  // Every request has one token, as the rows of listed attention: plans of many take less time.
+  bool one_token_each = false;
   MlaSplits splits = {0, 0, 0};  // base 0: DefaultMlaSplits(heads)
   // Cuts requests by the batch's load at any tile and folds nothing within a block: results depend
   // on the batch. For comparison.

@@ -16,6 +16,7 @@ struct MlaPlanArguments {
   bool causal;
   bool relaxed;
   bool shared_tiles;  // two items may share a tile
+  int lanes;          // of a warp for a request; fewer than 32: the tiles that each request has
   MlaSplits splits;
   MlaWorkspace workspace;
 };

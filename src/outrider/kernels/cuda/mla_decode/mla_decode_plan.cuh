@@ -55,39 +55,53 @@ struct PlanCounts {
   }
 };
 
-/// Calls visit(tile) for the tiles of a request, a lane for each.
+/// Calls visit(tile) for the tiles of all requests, a lane for each tile: a warp has one request at
+/// a time, or several of args.lanes tiles each.
 template <typename Visit>
-__device__ __forceinline__ void ForEachTile(const MlaPlanArguments& args, int request,
-                                            Visit visit) {
-  PlanTile tile(args, request);
-  const int rows = tile.query_len * args.heads;
-  for (int row = threadIdx.x % 32 * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
-    tile.SetRow(args, row);
-    visit(tile);
+__device__ __forceinline__ void ForEachTile(const MlaPlanArguments& args, Visit visit) {
+  const int lane = threadIdx.x % 32;
+  const int requests = 32 / args.lanes;
+  const int own = lane / args.lanes;
+  if (own >= requests) return;
+  for (int request = static_cast<int>(threadIdx.x) / 32 * requests + own;
+       request < args.num_requests; request += kPlanThreads / 32 * requests) {
+    PlanTile tile(args, request);
+    const int rows = tile.query_len * args.heads;
+    for (int row = lane % args.lanes * args.tile_rows; row < rows;
+         row += args.lanes * args.tile_rows) {
+      tile.SetRow(args, row);
+      visit(tile);
+    }
   }
 }
 
-/// Counts costs, tiles and busy requests, a warp for each request.
+/// Counts costs, tiles and busy requests.
 __device__ __forceinline__ void MeasureTiles(const MlaPlanArguments& args, PlanCounts& counts) {
-  for (int request = threadIdx.x / 32; request < args.num_requests; request += kPlanThreads / 32) {
-    unsigned long long cost = 0;
-    int tiles = 0;
-    int least = 1 << 30;
-    ForEachTile(args, request, [&](const PlanTile& tile) {
-      cost += tile.keys + kItemCost;
-      least = min(least, tile.keys);
-      ++tiles;
-    });
-    if (cost != 0) {
-      atomicAdd(&counts.cost, cost);
-      atomicAdd(&counts.tiles, tiles);
-      atomicMin(&counts.shortest, least);
-      if (threadIdx.x % 32 == 0) {
-        atomicMax(&counts.longest, args.seq_lens[request]);
-        atomicAdd(&counts.busy_requests, 1);
-      }
-    }
-  }
+  unsigned long long cost = 0;
+  int tiles = 0;
+  int busy_requests = 0;
+  int longest = 0;
+  int shortest = 1 << 30;
+  ForEachTile(args, [&](const PlanTile& tile) {
+    cost += tile.keys + kItemCost;
+    ++tiles;
+    busy_requests += tile.row == 0 ? 1 : 0;
+    longest = max(longest, tile.seq_len);
+    shortest = min(shortest, tile.keys);
+  });
+  __syncwarp();
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) cost += __shfl_xor_sync(~0u, cost, step);
+  tiles = __reduce_add_sync(~0u, tiles);
+  busy_requests = __reduce_add_sync(~0u, busy_requests);
+  longest = __reduce_max_sync(~0u, longest);
+  shortest = __reduce_min_sync(~0u, shortest);
+  if (threadIdx.x % 32 != 0 || tiles == 0) return;
+  atomicAdd(&counts.cost, cost);
+  atomicAdd(&counts.tiles, tiles);
+  atomicAdd(&counts.busy_requests, busy_requests);
+  atomicMax(&counts.longest, longest);
+  atomicMin(&counts.shortest, shortest);
 }
 
 /// What a block gets at most.
@@ -121,14 +135,11 @@ __device__ __forceinline__ PlanShare FindShare(const MlaPlanArguments& args,
 /// Numbers the tiles that stay whole.
 __device__ __forceinline__ void NumberWholeTiles(const MlaPlanArguments& args, int share,
                                                  PlanCounts& counts) {
-  for (int request = threadIdx.x / 32; request < args.num_requests; request += kPlanThreads / 32) {
-    ForEachTile(args, request, [&](const PlanTile& tile) {
-      const bool large = tile.keys + kItemCost > share / 8;
-      const bool fits = tile.keys + kItemCost <= share;
-      args.workspace.tile_plans[tile.index].count =
-          large && fits ? atomicAdd(&counts.whole, 1) : -1;
-    });
-  }
+  ForEachTile(args, [&](const PlanTile& tile) {
+    const bool large = tile.keys + kItemCost > share / 8;
+    const bool fits = tile.keys + kItemCost <= share;
+    args.workspace.tile_plans[tile.index].count = large && fits ? atomicAdd(&counts.whole, 1) : -1;
+  });
 }
 
 /// How the last round is filled, where whole tiles leave many of its blocks idle.
@@ -149,24 +160,28 @@ __device__ __forceinline__ PlanRound FindRound(const MlaPlanArguments& args, int
 
 /// One pass over all tiles. First pass: cut them, count items per class. Second pass: write the
 /// items. A lane per tile that stays whole, a warp for each that does not; few requests have
-/// several warps each. Several cut tiles of a request are written by a lane each, piece by piece:
-/// items of the same keys then lie together in the list, run at the same time and read them from
-/// memory once.
+/// several warps each, and of many with few tiles a warp has several. Several cut tiles of a
+/// request are written by a lane each, piece by piece: items of the same keys then lie together in
+/// the list, run at the same time and read them from memory once.
 __device__ __forceinline__ void RunPass(const MlaPlanArguments& args, int pass,
                                         const PlanShare& share, const PlanRound& round,
                                         PlanCounts& counts) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int sharing = max(1, kPlanThreads / 32 / max(1, args.num_requests));
+  const int requests = 32 / args.lanes;  // of a warp at a time
+  const int own = lane / args.lanes;
 #pragma unroll 1
-  for (int request = warp / sharing; request < args.num_requests;
-       request += kPlanThreads / 32 / sharing) {
-    PlanTile tile(args, request);
-    const int rows = tile.query_len * args.heads;
+  for (int first = warp / sharing * requests; first < args.num_requests;
+       first += kPlanThreads / 32 / sharing * requests) {
+    const bool has_request = own < requests && first + own < args.num_requests;
+    PlanTile tile(args, has_request ? first + own : first);
+    const int rows = has_request ? tile.query_len * args.heads : 0;
     int turn = 0;  // over the warps that share the request
 #pragma unroll 1
-    for (int first_row = 0; first_row < rows; first_row += 32 * args.tile_rows) {
-      tile.SetRow(args, first_row + lane * args.tile_rows);
+    for (int first_row = 0; __any_sync(~0u, first_row < rows);
+         first_row += args.lanes * args.tile_rows) {
+      tile.SetRow(args, first_row + lane % args.lanes * args.tile_rows);
       const bool exists = tile.row < rows;
       const MlaTilePlan plan =
           exists ? args.workspace.tile_plans[tile.index] : MlaTilePlan{0, 0, -1, 0};
@@ -204,7 +219,8 @@ __device__ __forceinline__ void RunPass(const MlaPlanArguments& args, int pass,
         if (turn++ % sharing != warp % sharing) continue;
         const int from = __ffs(static_cast<int>(cut)) - 1;
         PlanTile other = tile;
-        other.SetRow(args, first_row + from * args.tile_rows);
+        if (requests > 1) other = PlanTile(args, __shfl_sync(~0u, tile.request, from));
+        other.SetRow(args, __shfl_sync(~0u, tile.row, from));
         if (pass == 0) {
           const int pieces = __shfl_sync(~0u, wanted, from);
           const int piece = __shfl_sync(~0u, static_cast<int>(fine), from) != 0

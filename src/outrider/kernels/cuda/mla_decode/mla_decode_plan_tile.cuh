@@ -123,12 +123,17 @@ __device__ __forceinline__ void WriteShared(const MlaPlanArguments& args, const 
 /// tiles of a request alike, so that they run at the same time and read keys once. All lanes.
 __device__ __forceinline__ int SharePosition(const MlaPlanArguments& args, const PlanTile& tile,
                                              bool takes_part, unsigned* lines, unsigned share) {
-  const uint32_t tiles = __ballot_sync(~0u, takes_part);
-  if (tiles == 0) return 0;
-  const unsigned cost = __shfl_sync(~0u, tile.keys, 31 - __clz(tiles)) + kItemCost;
+  const uint32_t of_all = __ballot_sync(~0u, takes_part);
+  if (of_all == 0) return 0;
+  const int lane = threadIdx.x % 32;
+  const int first_lane = lane / args.lanes * args.lanes;
+  const uint32_t tiles = of_all & ((~0u >> (32 - args.lanes)) << first_lane);
+  const int last_lane = tiles == 0 ? lane : 31 - __clz(static_cast<int>(tiles));
+  const unsigned cost = __shfl_sync(~0u, tile.keys, last_lane) + kItemCost;
   unsigned begin = 0;
-  if (threadIdx.x % 32 == 0) begin = atomicAdd(&lines[__popc(tiles)], cost);
-  begin = __shfl_sync(~0u, begin, 0);
+  if (lane == first_lane && tiles != 0) begin = atomicAdd(&lines[__popc(tiles)], cost);
+  begin = __shfl_sync(~0u, begin, first_lane);
+  if (tiles == 0) return 0;
   const unsigned end = begin + cost;
   const unsigned cut = end / share * share;
   if (cut <= begin) return 0;

@@ -14,9 +14,12 @@ __global__ void __launch_bounds__(kThreads) MoveRowsKernel(const MoveRowsParams 
   if (back < 0 || position < 0) __trap();
   if (params.writes_positions) params.positions[row] = position;
   if (params.seq_lens == nullptr) return;
-  params.seq_lens[row] -= back;
+  const int request = params.requests == nullptr ? row : params.requests[row];
+  const bool is_first =
+      params.requests == nullptr || row == 0 || params.requests[row - 1] != request;
+  if (is_first) params.seq_lens[request] -= back;
   const int column = (position / params.block_size) & params.block_table_mask;
-  const int64_t block = params.block_tables[int64_t{row} * params.block_table_stride + column];
+  const int64_t block = params.block_tables[int64_t{request} * params.block_table_stride + column];
   params.slots[row] = block * params.block_size + position % params.block_size;
 }
 

@@ -28,6 +28,7 @@ MlaDecodeParams PlanParams(const Params& params) {
   plan.heads = params.heads;
   plan.query_start_loc = params.rows.starts;
   plan.seq_lens = params.rows.counts + params.first_row;
+  plan.one_token_each = true;
   plan.splits = kListedSplits;
   return plan;
 }
