@@ -7,8 +7,7 @@ namespace outrider {
 RowPaths RowPathsOf(const LayerSpec& layer, KvCacheForm form) {
   const AttentionSpec& attention = layer.attention;
   OUTRIDER_CHECK(!std::holds_alternative<KdaSpec>(attention), "linear attention keeps no entries");
-  const auto* mla = std::get_if<MlaSpec>(&attention);
-  if (std::holds_alternative<CompressedSpec>(attention) || (mla != nullptr && mla->indexer)) {
+  if (std::holds_alternative<CompressedSpec>(attention) || layer.indexer() != nullptr) {
     return RowPaths(RowPath::kListed);
   }
   if (std::holds_alternative<GqaSpec>(attention)) return RowPaths(RowPath::kPerHead);

@@ -215,6 +215,17 @@ struct LayerSpec {
   const MoeSpec* moe() const { return std::get_if<MoeSpec>(&mlp); }
   const DenseMlpSpec* dense() const { return std::get_if<DenseMlpSpec>(&mlp); }
 
+  /// Of latent attention whose rows read the tokens that it chooses; null for all other layers.
+  const IndexerSpec* indexer() const {
+    const auto* mla = std::get_if<MlaSpec>(&attention);
+    return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
+  }
+  /// Latent attention whose rows read all tokens; null for all other layers.
+  const MlaSpec* mla_without_indexer() const {
+    const auto* mla = std::get_if<MlaSpec>(&attention);
+    return mla != nullptr && !mla->indexer ? mla : nullptr;
+  }
+
   bool operator==(const LayerSpec&) const = default;
 };
 

@@ -111,8 +111,8 @@ KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,
 
 void PreparePrompts(const Ops& ops, const ModelConfig& config) {
   for (const LayerSpec& layer : config.layers) {
-    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-    if (mla != nullptr && !mla->indexer) ops.mla()->PreparePrompts(ShapeOf(*mla));
+    const MlaSpec* mla = layer.mla_without_indexer();
+    if (mla != nullptr) ops.mla()->PreparePrompts(ShapeOf(*mla));
   }
 }
 

@@ -25,12 +25,12 @@ GpuBudget BudgetOf(const EngineOptions& options, int64_t total) {
 std::string CacheTypeText(const ModelConfig& config, const NumberPlan& numbers) {
   std::string name(DTypeName(numbers.kv_dtype));
   if (numbers.kv_dtype != DType::kF8E4M3) return name;
-  const auto* mla = std::get_if<MlaSpec>(&config.first_cached_layer().attention);
   const bool is_v4 = config.family == ModelFamily::kDeepSeekV4;
   if (is_v4 && numbers.cache_form == Fp8Form::kPublishedNumbers) {
     return "bfloat16 rounded as published";
   }
-  if ((mla != nullptr && mla->indexer) || (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
+  if (config.first_cached_layer().indexer() != nullptr ||
+      (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
     return name + " without scales, index keys with a scale each";
   }
   if (!is_v4) return name + " without scales";

@@ -47,8 +47,7 @@ std::optional<Asked> UnevenTokensPerPage(const AskedOptions& asked) {
 /// for: pages also hold pieces of running states, or blocks of windows.
 std::optional<Asked> TokensPerLatentPage(const AskedOptions& asked) {
   const bool reads = std::ranges::any_of(asked.config.layers, [](const LayerSpec& layer) {
-    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-    return mla != nullptr && !mla->indexer;
+    return layer.mla_without_indexer() != nullptr;
   });
   if (!reads) return std::nullopt;
   for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {

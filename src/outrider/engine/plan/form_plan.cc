@@ -80,10 +80,8 @@ ChosenForm LatentForm(const EngineOptions& options, const ModelConfig& config, c
 /// The layer whose attention decides: the first of latent attention without an indexer, whose cache
 /// has two forms, else the first that keeps entries.
 const LayerSpec& DecidingLayer(const ModelConfig& config) {
-  const auto found = std::ranges::find_if(config.layers, [](const LayerSpec& layer) {
-    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-    return mla != nullptr && !mla->indexer;
-  });
+  const auto found = std::ranges::find_if(
+      config.layers, [](const LayerSpec& layer) { return layer.mla_without_indexer() != nullptr; });
   return found == config.layers.end() ? config.first_cached_layer() : *found;
 }
 
@@ -106,16 +104,14 @@ ChosenForm ChooseForm(const EngineOptions& options, const ModelConfig& config, D
 }
 
 void DescribePaths(const ModelConfig& config, KvCacheForm form, Decisions& decisions) {
-  const auto indexed = std::ranges::find_if(config.layers, [](const LayerSpec& layer) {
-    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-    return mla != nullptr && mla->indexer;
-  });
+  const auto indexed = std::ranges::find_if(
+      config.layers, [](const LayerSpec& layer) { return layer.indexer() != nullptr; });
   if (indexed != config.layers.end()) {
     decisions.push_back(
         {"all tokens", "absorbed form",
          fmt::format("over the {} tokens that an indexer chooses for each row, or all while they "
                      "are no more",
-                     std::get<MlaSpec>(indexed->attention).indexer->top_k)});
+                     indexed->indexer()->top_k)});
     if (RowPathsOf(config, form) == RowPaths(RowPath::kListed)) return;
     decisions.back().what = "all tokens, where there is an indexer";
   }

@@ -16,9 +16,9 @@ std::optional<int64_t> IndexWidth(const LayerSpec& layer) {
   if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {
     return compressed->index_dim;
   }
-  const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-  if (mla == nullptr || !mla->indexer) return std::nullopt;
-  return mla->indexer->dim;
+  const IndexerSpec* indexer = layer.indexer();
+  if (indexer == nullptr) return std::nullopt;
+  return indexer->dim;
 }
 
 void CheckFp8Cache(const EngineOptions& options, const ModelConfig& config,

@@ -74,15 +74,10 @@ auto FirstOfLayers(const AskedNetwork& network, const Visit& visit)
 
 bool IsLinear(const LayerSpec& layer) { return AttentionOf<KdaSpec>(layer) != nullptr; }
 
-const IndexerSpec* IndexerOf(const LayerSpec& layer) {
-  const auto* mla = AttentionOf<MlaSpec>(layer);
-  return mla != nullptr && mla->indexer ? &*mla->indexer : nullptr;
-}
-
 /// A rule about one number of layers that have an indexer.
 template <int64_t IndexerSpec::* kNumber>
 std::optional<Asked> IndexerNumber(const LayerSpec& layer) {
-  const IndexerSpec* indexer = IndexerOf(layer);
+  const IndexerSpec* indexer = layer.indexer();
   return indexer == nullptr ? std::nullopt : std::optional<Asked>(indexer->*kNumber);
 }
 
@@ -128,7 +123,7 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
       {"grouped-query attention (Step-3.5)",
        [](const LayerSpec& s) { return If(AttentionOf<GqaSpec>(s) != nullptr); }, Taken::Yes()},
       {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
-       [](const LayerSpec& s) { return If(IndexerOf(s) != nullptr); }, Taken::Yes()},
+       [](const LayerSpec& s) { return If(s.indexer() != nullptr); }, Taken::Yes()},
       {"attention to compressed entries (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
        Taken::Yes()},
