@@ -134,7 +134,7 @@ BREAKS = (
           "first().drafter_keeps_state()) return true;",
           "engine_test", "LookupLateStepsTest.StepsWithoutDraftsAreLaunchedAhead"),
     Break("begun", "the hosts of other ranks do not read their tokens", "execute/rank.cc",
-          "    ReadTokens();\n    drafts_", "    drafts_",
+          "      ReadTokens();\n    }\n    drafts_", "    }\n    drafts_",
           "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevicesOfRanks*"),
     Break("looked", "tokens wait until the next step is launched", "execute/queued_executor.cc",
           "if (last_finished_ < last_run_ && inner_->Ready(last_run_)) Finish(last_run_);", "",

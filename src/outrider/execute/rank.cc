@@ -138,7 +138,11 @@ void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
                    MatrixView<TokenRef> drafts) {
   if (!is_first()) {
     // Drafts that were launched are not read here.
-    HasFinishedEntries() ? WaitForUnread(0) : ReadTokens();
+    if (HasFinishedEntries()) {
+      WaitForUnread(0);
+    } else {
+      ReadTokens();
+    }
     drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
     drafts = {drafts_.data(), drafts.rows, drafts.cols};
   }
