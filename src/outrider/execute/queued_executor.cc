@@ -1,18 +1,10 @@
 #include "outrider/execute/queued_executor.h"
 
-#include <chrono>
 #include <utility>
 
 #include "outrider/base/error.h"
 
 namespace outrider {
-
-namespace {
-
-// How often the thread looks whether a step that it need not wait for has ended.
-constexpr std::chrono::microseconds kLookInterval{20};
-
-}  // namespace
 
 QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {
   inner_->WhileLaunching([this] {
@@ -107,11 +99,7 @@ void QueuedExecutor::Run() {
 
 std::function<void()> QueuedExecutor::NextCall() {
   std::unique_lock lock(mutex_);
-  const auto has_call = [this] { return stopping_ || !calls_.empty(); };
-  while (last_finished_ < last_run_ && !queued_.wait_for(lock, kLookInterval, has_call)) {
-    if (!inner_->CanLaunchAhead()) return [this] { Finish(last_run_); };
-  }
-  queued_.wait(lock, has_call);
+  queued_.wait(lock, [this] { return stopping_ || !calls_.empty(); });
   if (stopping_) return nullptr;
   std::function<void()> call = std::move(calls_.front());
   calls_.pop_front();

@@ -66,7 +66,7 @@ class QueuedExecutor : public Executor {
   /// Returns when the thread has made the call.
   void CallAndWait(const std::function<void()>& call);
   void Run();
-  /// The first in the queue, or one that finishes a step that has ended; none at the end.
+  /// The first in the queue; none at the end.
   std::function<void()> NextCall();
   void RunLaunch(Ticket ticket, int32_t num_drafts);
   /// Ends the steps that were launched, up to `ticket`.
