@@ -2,8 +2,8 @@
 // engine plans step n + 1 and delivers the tokens of step n - 1; the device waits for neither.
 //
 // Where `inner` can launch step n + 1 before the results of step n are known, it does. Else the
-// inputs of step n + 1 are laid out when step n has ended. The results of step n are handed out as
-// soon as they are there, also while step n + 1 is being launched.
+// inputs of step n + 1 are laid out when step n has ended. The results of step n are handed out
+// when somebody waits for them, also while step n + 1 is being launched.
 #pragma once
 
 #include <array>

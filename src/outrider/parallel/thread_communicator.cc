@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -23,13 +24,33 @@ void CopyRows(MatrixView<const std::byte> from, MatrixView<std::byte> to) {
   }
 }
 
+/// Memory that grows and is not cleared.
+class PostedBytes {
+ public:
+  std::byte* Resize(size_t bytes) {
+    if (bytes > capacity_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      capacity_ = bytes;
+    }
+    size_ = bytes;
+    return memory_.get();
+  }
+  std::byte* data() { return memory_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t capacity_ = 0;
+  size_t size_ = 0;
+};
+
 /// What the ranks share.
 class Group {
  public:
   /// What one rank stores. Call n uses memory n % 2: before a rank writes it, all have read what
   /// call n - 2 left there.
   struct Post {
-    std::array<std::vector<std::byte>, 2> memory;
+    std::array<PostedBytes, 2> memory;
     alignas(64) std::atomic<uint64_t> calls{0};  // in which it has stored its part
   };
 
@@ -135,7 +156,7 @@ class ThreadCommunicator : public Communicator {
     return {data, g.all.rows, g.columns[static_cast<size_t>(rank)].count};
   }
 
-  std::vector<std::byte>& Posted(int32_t rank) { return group_->post(rank).memory[call_ % 2]; }
+  PostedBytes& Posted(int32_t rank) { return group_->post(rank).memory[call_ % 2]; }
 
   /// Begins a call: memory of `bytes` for what this rank stores in it.
   std::byte* BeginPost(size_t bytes) {
@@ -145,9 +166,7 @@ class ThreadCommunicator : public Communicator {
       if (rank != rank_) group_->WaitFor(rank, call_);
     }
     ++call_;
-    std::vector<std::byte>& memory = Posted(rank_);
-    memory.resize(bytes);
-    return memory.data();
+    return Posted(rank_).Resize(bytes);
   }
   void Raise() { group_->post(rank_).calls.store(call_, std::memory_order_release); }
 
