@@ -16,12 +16,20 @@ namespace outrider::cuda {
 namespace {
 
 /// Layers of a window, of ratio 4 with an indexer and of ratio 128, experts by token and by choice,
-/// an MTP module. bf16 weights.
+/// an MTP module. bf16 weights. Its limits are so small that dummy weights come to them, which they
+/// do not to the published 10.
 ModelConfig ConfigOf(int64_t heads) {
   ModelConfig c = ReadModelConfig(TinyV4Directory());
   c.quantization = {};
-  for (LayerSpec& layer : c.layers) std::get<CompressedSpec>(layer.attention).heads = heads;
-  std::get<CompressedSpec>(c.mtp_layer.attention).heads = heads;
+  const auto change = [heads](LayerSpec& layer) {
+    std::get<CompressedSpec>(layer.attention).heads = heads;
+    auto& moe = std::get<MoeSpec>(layer.mlp);
+    OUTRIDER_CHECK(moe.limits_gate);
+    moe.limit = 0.5;
+    moe.shared_limit = 0.75;
+  };
+  for (LayerSpec& layer : c.layers) change(layer);
+  change(c.mtp_layer);
   return c;
 }
 
