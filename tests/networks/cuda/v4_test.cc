@@ -132,8 +132,12 @@ size_t LaunchesOf(const ModelConfig& config, int32_t context) {
   return launches;
 }
 
-// Weights as they are published: shared experts in another format than the others.
-TEST_F(V4LaunchesTest, ALayerOfRatio4HasTwentyAtMost) {
+// Weights as they are published: shared experts in another format than the others. Streams are
+// mixed twice. Before attention are the first products, the window's row, the queries' product and
+// the queries, the products for the compressors, the compressors, scores and the choice; behind it
+// two products. The MLP has a router, its product, and two products of routed and of shared
+// experts.
+TEST_F(V4LaunchesTest, ALayerOfRatio4HasNineteenAtMost) {
   ModelConfig config = ReadModelConfig(TinyV4Directory());
   const auto top_k =
       static_cast<int32_t>(std::get<CompressedSpec>(config.layers.back().attention).index_top_k);
@@ -146,7 +150,7 @@ TEST_F(V4LaunchesTest, ALayerOfRatio4HasTwentyAtMost) {
     const size_t launches = LaunchesOf(more, context) - LaunchesOf(config, context);
     std::printf("behind %d tokens: %zu launches\n", context, launches);
     // Behind few tokens nothing is scored.
-    EXPECT_LE(launches, context == 2 * top_k ? 19U : 20U) << "behind " << context << " tokens";
+    EXPECT_LE(launches, context == 2 * top_k ? 18U : 19U) << "behind " << context << " tokens";
   }
 }
 
