@@ -174,6 +174,48 @@ TEST(DummyWeightsTest, MatricesAreOfTheFormatThatTheConfigDeclares) {
   }
 }
 
+// Of matrices whose codes are looked up, and of small ones; from rows that begin within a group of
+// four values.
+TEST(DummyWeightsTest, CodesAreThoseOfTheValues) {
+  const std::string expert = "model.layers.1.mlp.experts.7.up_proj.weight";
+  ModelConfig config = ParseModelConfig(test_checkpoints::kKimiK25, std::nullopt, "kimi");
+  config.quantization.block_rows = config.quantization.block_cols = 128;
+  const auto open = [&](StoredFormat format, std::vector<int64_t> shape) {
+    config.quantization.format = format;
+    return MakeDummyWeights(config, 1)->Open({config.tensor_prefix + expert, std::move(shape)});
+  };
+  const auto values_of = [](const WeightTensor& tensor, int64_t first, int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count * tensor.cols()));
+    tensor.ReadRows(first, count, values.data());
+    return values;
+  };
+  for (const int64_t rows : {40, 300}) {
+    const auto fp8 = open(StoredFormat::kFp8Block, {rows, 1003});
+    const auto fp4 = open(StoredFormat::kMxfp4, {rows, 1024});
+    for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, rows}, {21, 7}, {3, 1}}) {
+      SCOPED_TRACE(first);
+      const std::vector<float> values = values_of(*fp8, first, count);
+      std::vector<uint8_t> codes(values.size());
+      fp8->ReadCodes(first, count, codes.data());
+      const float scale = fp8->block_scales()->values.front();
+      for (size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(values[i], Float8E4M3ToFloat(codes[i]) * scale) << i;
+      }
+      const std::vector<float> narrow = values_of(*fp4, first, count);
+      std::vector<uint8_t> pairs(narrow.size() / 2);
+      fp4->ReadCodes(first, count, pairs.data());
+      std::vector<uint8_t> scales(narrow.size() / 32);
+      fp4->ReadGroupScales(first, count, scales.data());
+      for (size_t i = 0; i < narrow.size(); ++i) {
+        const int code = i % 2 == 0 ? pairs[i / 2] & 15 : pairs[i / 2] >> 4;
+        ASSERT_EQ(narrow[i],
+                  std::ldexp(Float4E2M1ToFloat(static_cast<uint8_t>(code)), scales[i / 32] - 127))
+            << i;
+      }
+    }
+  }
+}
+
 // As DeepSeek-V3 is published: all linear layers but the router, the head and the modules'
 // projection.
 TEST(DummyWeightsTest, ModelsInFp8BlocksStayInThem) {

@@ -40,7 +40,8 @@
 // the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
 // rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5; with --sparse 1 a
 // DeepSeek-V3.2 or a GLM-5, over caches in bfloat16 and FP8; with --v4 1 the bundled DeepSeek-V4s,
-// with an MTP module or a DSpark drafter, over bfloat16 caches.
+// with an MTP module or a DSpark drafter, over bfloat16 caches; with --hybrid 1 a Kimi-Linear or a
+// Ling-3.0, on one rank the bundled one, too, in FP8 and INT4, and one with FP4 experts.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that.

@@ -59,6 +59,8 @@ enum class Shape {
   kGlm5,      // GLM-5 with its MTP module
   kInt4,      // the bundled one, whose experts are INT4
   kLing,      // Ling-3.0
+  kLingInt4,  // the bundled one, whose experts are INT4
+  kLingFp4,   // with experts in MXFP4 beside blocks of FP8
   kKimi,      // Kimi-Linear
 };
 
@@ -177,14 +179,23 @@ constexpr std::array kGpuV4Models = {
 constexpr std::array kGpuHybridModels = {
     ModelChoice{"Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
     ModelChoice{"Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
+    ModelChoice{"bundled Ling, FP8", DType::kBF16, std::nullopt, Shape::kLing},
+    ModelChoice{"Ling, FP8 with FP4 experts", DType::kBF16, 19, Shape::kLingFp4},
+    ModelChoice{"bundled Ling, INT4 experts", DType::kBF16, std::nullopt, Shape::kLingInt4},
 };
+constexpr int kHybridsForRanks = 2;  // of these: several ranks can share them
 
 inline bool IsV4(const ModelChoice& model) {
   return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
 }
 
+inline bool IsLing(const ModelChoice& model) {
+  return model.shape == Shape::kLing || model.shape == Shape::kLingInt4 ||
+         model.shape == Shape::kLingFp4;
+}
+
 inline bool HasState(const ModelChoice& model) {
-  return model.shape == Shape::kLing || model.shape == Shape::kKimi;
+  return IsLing(model) || model.shape == Shape::kKimi;
 }
 
 /// Whether its cache has two forms.
@@ -235,6 +246,14 @@ class Models {
         break;
       case Shape::kLing:
         o.checkpoint = on_gpu() ? gpu_ling_.directory() : small_ling_.directory();
+        if (!model.dummy_seed) o.checkpoint = TinyLingDirectory();
+        break;
+      case Shape::kLingInt4:
+        if (!int4_ling_) int4_ling_.emplace(TinyLingDirectory());
+        o.checkpoint = int4_ling_->directory();
+        break;
+      case Shape::kLingFp4:
+        o.checkpoint = gpu_fp4_ling_.directory();
         break;
       case Shape::kKimi:
         o.checkpoint = on_gpu() ? gpu_kimi_.directory() : small_kimi_.directory();
@@ -288,8 +307,11 @@ class Models {
       return kGpuSparseModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (arguments_.v4 && on_gpu())
       return kGpuV4Models.at(static_cast<size_t>(Uniform(0, kGpuV4Models.size() - 1)));
-    if (arguments_.hybrid && on_gpu())
-      return kGpuHybridModels.at(static_cast<size_t>(Uniform(0, 1)));
+    if (arguments_.hybrid && on_gpu()) {
+      const auto count =
+          arguments_.ranks > 1 ? kHybridsForRanks : static_cast<int>(kGpuHybridModels.size());
+      return kGpuHybridModels.at(static_cast<size_t>(Uniform(0, count - 1)));
+    }
     if (arguments_.hybrid) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (arguments_.v4) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
@@ -320,11 +342,13 @@ class Models {
       WithHeads(WithGpuHeads(SmallLingConfig(kSmallVocab)), std::max(4, heads_))};
   ModelDirectory gpu_kimi_{
       WithHeads(WithGpuHeads(SmallKimiConfig(kSmallVocab)), std::max(4, heads_))};
+  ModelDirectory gpu_fp4_ling_{SmallFp4LingConfig(kSmallVocab)};
   V3ForRanks gpu_v3_{arguments_.ranks};
   V4ForRanks gpu_v4_{TinyV4Directory(), arguments_.ranks};
   V4ForRanks gpu_dspark_{TinyDSparkDirectory(), arguments_.ranks};
   SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
   std::optional<Int4TinyModel> int4_model_;
+  std::optional<Int4TinyModel> int4_ling_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};

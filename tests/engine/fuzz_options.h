@@ -47,7 +47,7 @@ class RandomOptions {
       o.drafter = kind == 0 ? kNone : kind == 1 ? kNgram : own;
     }
     if (HasState(model)) {  // Ling-3.0 has one module
-      const DrafterKind own = model.shape == Shape::kLing ? kRepeated : kNgram;
+      const DrafterKind own = IsLing(model) ? kRepeated : kNgram;
       constexpr std::array kShares = {kNone, kNgram};
       const auto kind = static_cast<size_t>(Uniform(0, 3));
       o.drafter = kind < kShares.size() ? kShares.at(kind) : own;

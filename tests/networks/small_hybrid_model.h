@@ -127,4 +127,19 @@ inline nlohmann::json WithGpuHeads(nlohmann::json config) {
   return config;
 }
 
+/// Ling-3.0 for a GPU with its routed experts in MXFP4, all else in blocks of FP8, as
+/// Ling-3.0-flash is published.
+inline nlohmann::json SmallFp4LingConfig(int32_t vocab_size) {
+  nlohmann::json config = WithGpuHeads(SmallLingConfig(vocab_size));
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"activation_scheme", "dynamic"},
+                                   {"scale_fmt", "ue8m0"},
+                                   {"weight_block_size", {128, 128}},
+                                   {"modules_to_not_convert", {"lm_head", "b_proj"}},
+                                   {"routed_experts_quant_method", "mxfp4"},
+                                   {"routed_experts_group_size", 32}};
+  return config;
+}
+
 }  // namespace outrider

@@ -374,6 +374,22 @@ inline std::vector<OpsCase> CasesOfExperts(const OpsSizes& sizes) {
          RunExperts(call, call.weights().experts, grouped, free);
          EXPECT_NE(call.side.Get(call.out).values, call.side.Get(free).values);
        }},
+      {"ExpertsWithLimitsOfGates", hidden, false, 3e-2F,
+       [grouped, hidden](const OpsCall& call) {
+         const auto run = [&](const ExpertLimits& limits) {
+           const Tensor out = call.c.Rows(call.out.rows, hidden);
+           RunExperts(call, call.weights().experts, grouped, out, limits);
+           return call.side.Get(out).values;
+         };
+         const ExpertLimits limits = {.routed = 0.1F, .shared = 0.2F, .limits_gate = true};
+         RunExperts(call, call.weights().experts, grouped, call.out, limits);
+         const std::vector<float> got = call.side.Get(call.out).values;
+         EXPECT_EQ(got, run(limits));
+         // Each limit cuts, and where it is said to cut.
+         EXPECT_NE(got, run({.routed = 0.2F, .shared = 0.2F, .limits_gate = true}));
+         EXPECT_NE(got, run({.routed = 0.1F, .shared = 0.1F, .limits_gate = true}));
+         EXPECT_NE(got, run({.routed = 0.1F, .shared = 0.2F, .limits_gate = false}));
+       }},
       {"ExpertsByToken", hidden, false, 3e-2F,
        [grouped](const OpsCall& call) { RunExpertsByToken(call, grouped); }},
       {"NormOfExperts", hidden, false, 3e-2F,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -103,18 +104,46 @@ class DummyCodes : public DummyTensor {
   float scale() const { return std::ldexp(1.0F, exponent_); }
   int exponent() const { return exponent_; }
 
+  /// A code is a function of 16 random bits: large tensors look it up.
   std::vector<uint8_t> Codes(int64_t first_row, int64_t count) const {
-    std::vector<float> values(static_cast<size_t>(count * cols()));
-    DummyTensor::ReadRows(first_row, count, values.data());
-    std::vector<uint8_t> codes(values.size());
-    const float scale = this->scale();
-    std::transform(values.begin(), values.end(), codes.begin(),
-                   [&](float x) { return CodeOf(x / scale); });
+    OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+    std::vector<uint8_t> codes(static_cast<size_t>(count * cols()));
+    auto index = static_cast<uint64_t>(first_row * cols());
+    if (rows() * cols() < kLeastLookedUp) {
+      for (uint8_t& code : codes) code = CodeOfBits(BitsOf(index++));
+      return codes;
+    }
+    std::call_once(once_, [this] {
+      codes_.resize(size_t{1} << 16);
+      for (size_t bits = 0; bits < codes_.size(); ++bits) {
+        codes_[bits] = CodeOfBits(static_cast<uint16_t>(bits));
+      }
+    });
+    const uint8_t* const table = codes_.data();
+    size_t i = 0;
+    for (; i < codes.size() && index % 4 != 0; ++i) codes[i] = table[BitsOf(index++)];
+    for (; i + 4 <= codes.size(); i += 4, index += 4) {
+      const uint64_t bits = DummyBits(*dummy_stream(), index / 4);
+      for (size_t j = 0; j < 4; ++j) codes[i + j] = table[bits >> (16 * j) & 0xFFFF];
+    }
+    for (; i < codes.size(); ++i) codes[i] = table[BitsOf(index++)];
     return codes;
   }
 
  private:
+  static constexpr int64_t kLeastLookedUp = int64_t{1} << 18;
+
+  /// The bits that element `index` is made of.
+  uint16_t BitsOf(uint64_t index) const {
+    return static_cast<uint16_t>(DummyBits(*dummy_stream(), index / 4) >> (16 * (index % 4)));
+  }
+  uint8_t CodeOfBits(uint16_t bits) const {
+    return CodeOf(RoundToBFloat16(DummyValue(*dummy_stream(), bits, 0)) / scale());
+  }
+
   int exponent_ = 0;
+  mutable std::once_flag once_;
+  mutable std::vector<uint8_t> codes_;  // by bits
 };
 
 bool IsFp8(StoredFormat format) {

@@ -10,6 +10,10 @@
 // behind the frontier, too: the block or the next pass writes there before anyone reads. Blocks
 // follow at once where all drafts are the likeliest tokens: the device moves them behind the last
 // right token. Else their draws depend on positions, which the host has to know.
+//
+// On a GPU the draft of a step without prompt rows is two graphs then, the entries and the blocks
+// with their draws, as the target's tokens are not awaited in between. Without Launch it is one.
+// What the entries are made of (ReadTarget) is launched before, operation by operation.
 #pragma once
 
 #include <memory>
@@ -39,6 +43,7 @@ class BlockDrafter : public Drafter {
   int32_t max_drafts() const override { return options_.k; }
   std::span<const int32_t> taps() const override { return model_->taps(); }
   double busy_seconds() const override { return model_->busy_seconds(); }
+  ReplayCounts replay_counts() const override { return model_->replay_counts(); }
   DrafterReach reach() const override { return ReachOf(model_->block_size()); }
   static DrafterReach ReachOf(int32_t block_size) { return {.lookahead = block_size}; }
   bool launch_finishes_entries() const override { return true; }

@@ -1,9 +1,10 @@
-// Small networks of linear and latent attention on the GPU, loaded as a server loads them: answers
-// with drafts are those without, bit for bit, however prompts are cut, pages taken away and
-// prefixes found. Needs a GPU of compute capability 9.0, and cuDNN.
+// Small networks of linear and latent attention on the GPU, loaded as a server loads them, in
+// bfloat16, FP8 and 4 bits: answers with drafts are those without, bit for bit, however prompts are
+// cut, pages taken away and prefixes found. Needs a GPU of compute capability 9.0, and cuDNN.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "tests/engine/cuda/engine_answers.h"
 #include "tests/engine/cuda/small_engine_options.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_hybrid_model.h"
 
 namespace outrider::cuda {
@@ -41,12 +43,33 @@ std::vector<GenerationRequest> Requests(size_t count) {
   return requests;
 }
 
+/// Requests of which half begin alike.
+std::vector<GenerationRequest> RequestsWithAPrefix(size_t count) {
+  std::vector<GenerationRequest> requests = Requests(count);
+  for (size_t i = count / 2; i < count; ++i) {
+    std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
+    std::vector<int32_t> all(300);
+    for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int32_t>(6 + t * 37 % 900);
+    all.insert(all.end(), prompt.begin(), prompt.end());
+    prompt = std::move(all);
+    prompt.resize(std::min<size_t>(prompt.size(), 650));
+  }
+  return requests;
+}
+
+/// With random weights, or with those in its folder.
+struct Model {
+  const char* name;
+  std::filesystem::path directory;
+  LoadFormat format = LoadFormat::kDummy;
+};
+
 class HybridEngineTest : public HopperTest<> {
  protected:
-  EngineOptions Options(const ModelDirectory& model, DraftMethod method, int32_t drafts) {
+  static EngineOptions Options(const Model& model, DraftMethod method, int32_t drafts) {
     EngineOptions options = SmallEngineOptions(16);
-    options.model = model.directory().string();
-    options.load_format = LoadFormat::kDummy;
+    options.model = model.directory.string();
+    options.load_format = model.format;
     options.block_size = 256;
     options.max_model_len = 700;
     options.kv_cache_memory_bytes = int64_t{512} << 20;
@@ -56,22 +79,18 @@ class HybridEngineTest : public HopperTest<> {
   }
 
   /// Each request alone, without drafts, in one piece.
-  Answers Alone(const ModelDirectory& model, const std::vector<GenerationRequest>& requests) {
+  static Answers Alone(const Model& model, const std::vector<GenerationRequest>& requests) {
     EngineOptions options = Options(model, DraftMethod::kNgram, 0);
     options.enable_prefix_caching = false;
     return RunAll(options, requests, /*alone=*/true);
   }
 
-  const ModelDirectory ling_{WithGpuHeads(SmallLingConfig(kVocab))};
-  const ModelDirectory kimi_{WithGpuHeads(SmallKimiConfig(kVocab))};
-};
-
-TEST_F(HybridEngineTest, AnswersWithDraftsAreThoseWithout) {
-  const std::vector<GenerationRequest> requests = Requests(20);
-  for (const ModelDirectory* model : {&ling_, &kimi_}) {
-    const Answers plain = Alone(*model, requests);
+  static void ExpectLookedUpDraftsToChangeNothing(const Model& model) {
+    SCOPED_TRACE(model.name);
+    const std::vector<GenerationRequest> requests = Requests(20);
+    const Answers plain = Alone(model, requests);
     for (const int32_t drafts : {0, 1, 2, 3, 16}) {
-      const Answers got = RunAll(Options(*model, DraftMethod::kNgram, drafts), requests);
+      const Answers got = RunAll(Options(model, DraftMethod::kNgram, drafts), requests);
       ExpectEqual(got, plain, fmt::format("{} drafts", drafts));
       if (drafts > 0) {
         EXPECT_GT(got.counters.speculation.num_accepted_tokens, 0);
@@ -80,46 +99,81 @@ TEST_F(HybridEngineTest, AnswersWithDraftsAreThoseWithout) {
       }
     }
   }
-}
 
-TEST_F(HybridEngineTest, AnswersWithTheModuleAreThoseWithout) {
-  const std::vector<GenerationRequest> requests = Requests(20);
-  const Answers plain = Alone(ling_, requests);
-  for (const int32_t drafts : {1, 3}) {
-    ExpectEqual(RunAll(Options(ling_, DraftMethod::kMtp, drafts), requests), plain,
-                fmt::format("{} drafts", drafts));
+  static void ExpectTheModulesDraftsToChangeNothing(const Model& model) {
+    SCOPED_TRACE(model.name);
+    const std::vector<GenerationRequest> requests = Requests(20);
+    const Answers plain = Alone(model, requests);
+    for (const int32_t drafts : {1, 3}) {
+      ExpectEqual(RunAll(Options(model, DraftMethod::kMtp, drafts), requests), plain,
+                  fmt::format("{} drafts", drafts));
+    }
   }
-}
 
-TEST_F(HybridEngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
-  std::vector<GenerationRequest> requests = Requests(20);
-  for (size_t i = 10; i < requests.size(); ++i) {
-    std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
-    std::vector<int32_t> all(300);  // they begin alike
-    for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int32_t>(6 + t * 37 % 900);
-    all.insert(all.end(), prompt.begin(), prompt.end());
-    prompt = std::move(all);
-    prompt.resize(std::min<size_t>(prompt.size(), 650));
-  }
-  for (const ModelDirectory* model : {&ling_, &kimi_}) {
-    const Answers plain = Alone(*model, requests);
+  static void ExpectChunksPreemptionsAndPrefixesToChangeNothing(const Model& model,
+                                                                DraftMethod method) {
+    SCOPED_TRACE(model.name);
+    const std::vector<GenerationRequest> requests = RequestsWithAPrefix(20);
+    const Answers plain = Alone(model, requests);
     for (const int32_t drafts : {0, 3}) {
       // Room for a few requests of this length, and for all.
       for (const auto& [step, megabytes] : {std::pair{37, 24}, {200, 24}, {200, 512}}) {
-        EngineOptions options = Options(*model, DraftMethod::kNgram, drafts);
+        EngineOptions options = Options(model, method, drafts);
         options.max_num_batched_tokens = step;
         options.kv_cache_memory_bytes = int64_t{megabytes} << 20;
         const Answers got = RunAll(options, requests);
         ExpectEqual(got, plain,
                     fmt::format("{} drafts, steps of {}, {} MB", drafts, step, megabytes));
-        std::printf("%d drafts, steps of %d, %d MB: %lld preemptions, %lld prefix hits\n", drafts,
-                    step, megabytes, static_cast<long long>(got.counters.num_preemptions),
+        std::printf("%s, %d drafts, steps of %d, %d MB: %lld preemptions, %lld prefix hits\n",
+                    model.name, drafts, step, megabytes,
+                    static_cast<long long>(got.counters.num_preemptions),
                     static_cast<long long>(got.counters.prefix_cache_hits));
         if (megabytes > 100) {
           EXPECT_GT(got.counters.prefix_cache_hits, 0);
         }
       }
     }
+  }
+
+  /// Weights as codes: the trained one in blocks of FP8, and with experts of 4 bits.
+  std::vector<Model> ModelsOfCodes() const {
+    return {{"FP8", TinyLingDirectory(), LoadFormat::kAuto},
+            {"INT4 experts", int4_ling_.directory(), LoadFormat::kAuto},
+            {"FP8 with FP4 experts", fp4_ling_.directory()}};
+  }
+
+  const ModelDirectory ling_directory_{WithGpuHeads(SmallLingConfig(kVocab))};
+  const ModelDirectory kimi_directory_{WithGpuHeads(SmallKimiConfig(kVocab))};
+  const ModelDirectory fp4_ling_{SmallFp4LingConfig(kVocab)};
+  const Int4TinyModel int4_ling_{TinyLingDirectory()};
+  const Model ling_{"Ling", ling_directory_.directory()};
+  const Model kimi_{"Kimi-Linear", kimi_directory_.directory()};
+};
+
+TEST_F(HybridEngineTest, AnswersWithDraftsAreThoseWithout) {
+  for (const Model& model : {ling_, kimi_}) ExpectLookedUpDraftsToChangeNothing(model);
+}
+
+TEST_F(HybridEngineTest, AnswersWithTheModuleAreThoseWithout) {
+  ExpectTheModulesDraftsToChangeNothing(ling_);
+}
+
+TEST_F(HybridEngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
+  for (const Model& model : {ling_, kimi_}) {
+    ExpectChunksPreemptionsAndPrefixesToChangeNothing(model, DraftMethod::kNgram);
+  }
+}
+
+TEST_F(HybridEngineTest, OfCodesAnswersWithDraftsAreThoseWithout) {
+  for (const Model& model : ModelsOfCodes()) {
+    ExpectLookedUpDraftsToChangeNothing(model);
+    ExpectTheModulesDraftsToChangeNothing(model);
+  }
+}
+
+TEST_F(HybridEngineTest, OfCodesChunksPreemptionsAndPrefixesChangeNoBit) {
+  for (const Model& model : ModelsOfCodes()) {
+    ExpectChunksPreemptionsAndPrefixesToChangeNothing(model, DraftMethod::kMtp);
   }
 }
 

@@ -93,6 +93,41 @@ TEST_F(V4EngineTest, AnswersWithBlocksAreThoseWithout) {
   }
 }
 
+// A step is one graph of the target, and its draft two: entries, then blocks with their draws.
+// Drawn drafts wait for the step's tokens in between. Only the prompt and its entries are no
+// graphs.
+TEST_F(V4EngineTest, ADraftOfBlocksIsAGraphBehindThatOfItsEntries) {
+  GenerationRequest request = Requests(1).front();
+  request.sampling.max_tokens = 80;
+  for (const bool drawn : {false, true}) {
+    SCOPED_TRACE(drawn ? "drawn" : "the likeliest");
+    if (drawn) request.sampling.temperature = 0.7F;
+    EngineOptions options = OptionsOf(TinyDSparkDirectory(), 5);
+    options.enable_prefix_caching = false;
+    options.speculation.adaptive = false;
+    options.speculation.probabilistic_drafts = drawn;
+    const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+    EngineCounters before;
+    // A graph is seen, recorded and repeated.
+    for (int run = 0; run < 4; ++run) {
+      before = loaded.engine->Counters();
+      EXPECT_EQ(RunOne(*loaded.engine, request).tokens.size(), 80);
+    }
+    const EngineCounters after = loaded.engine->Counters();
+    ASSERT_TRUE(after.gpu && before.gpu);
+    const int64_t steps = after.num_steps - before.num_steps;
+    const int64_t repeated = after.gpu->passes_repeated - before.gpu->passes_repeated;
+    const int64_t launched = after.gpu->passes_launched - before.gpu->passes_launched;
+    std::printf("%lld steps: %lld graphs, %lld passes without one\n", static_cast<long long>(steps),
+                static_cast<long long>(repeated), static_cast<long long>(launched));
+    EXPECT_GT(steps, 10);
+    EXPECT_LE(launched, 4);  // two of each part of the prompt
+    EXPECT_LE(repeated + launched, 3 * steps);
+    // The last steps draft nothing.
+    EXPECT_GE(repeated + launched, 3 * steps - 4);
+  }
+}
+
 TEST_F(V4EngineTest, ChunksPreemptionsAndPrefixesChangeNoBit) {
   std::vector<GenerationRequest> requests = Requests(20);
   for (size_t i = 10; i < requests.size(); ++i) {

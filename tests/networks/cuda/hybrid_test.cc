@@ -64,6 +64,7 @@ TEST_P(HybridTest, BitsDoNotDependOnTheStep) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HybridTest,
                          testing::Values(Family{"ling", SmallLingConfig, 1},
+                                         Family{"ling_fp4", SmallFp4LingConfig, 1},
                                          Family{"kimi", SmallKimiConfig, 0}),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -124,7 +124,11 @@ size_t LaunchesOf(const ModelConfig& config, int32_t context) {
   return launches;
 }
 
-// Weights as they are published: shared experts in another format than the others.
+// Weights as they are published: shared experts in another format than the others. Streams are
+// mixed twice. Before attention are the first products, the window's row, the queries' product and
+// the queries, the products for the compressors, the compressors, scores and the choice. Attention
+// and the sum of its parts come next, then two products. The MLP has a router, its product, and two
+// products of routed and of shared experts.
 TEST_F(V4LaunchesTest, ALayerOfRatio4HasTwentyAtMost) {
   ModelConfig config = ReadModelConfig(TinyV4Directory());
   const auto top_k =

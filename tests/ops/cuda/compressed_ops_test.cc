@@ -1,5 +1,5 @@
-// The operations of DeepSeek-V4's attention on the GPU, and how often attention is planned. Needs a
-// GPU of compute capability 9.0.
+// The operations of DeepSeek-V4's attention on the GPU, and how often attention and
+// choices are planned. Needs a GPU of compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -59,6 +59,61 @@ TEST_P(CompressedCudaOpsTest, AttentionIsPlannedOnceForAllLayersOfAKind) {
     }
     EXPECT_EQ(ArenaOf(c).compressed_plans - plans, 4)
         << "the rows and the work of two kinds, " << rows << " rows";
+  }
+}
+
+class ChoicePlansTest : public HopperTest<> {};
+
+// Of two indexers, of which one has three layers and the other two; and of the attention behind
+// them. Another step has plans of its own.
+TEST_F(ChoicePlansTest, AreMadeOnceForAllLayersOfAKind) {
+  constexpr int32_t kRows = 130;
+  const CudaOps gpu;
+  compressed_test::CompressedMachine machine(
+      gpu, {.ratio = 4, .overlaps = true, .top_k = 8, .ends = {kRows}});
+  const compressed_test::CompressedSizes sizes = machine.sizes();
+  const Context c = machine.context();
+  const Scratch::Frame frame(c.arena);
+  const auto activations = [&](const TestMatrix& m) {
+    const Tensor to = c.Activations(kRows, m.view_cols);
+    gpu.Copy(c, machine.Put(m, 0, kRows), to);
+    return to;
+  };
+  const Tensor q = activations(machine.numbers().q);
+  const Tensor index_q = activations(machine.numbers().index_q);
+  const Tensor weights = machine.Put(machine.numbers().index_weights, 0, kRows);
+  const float* const sinks = machine.PutVector(machine.numbers().sinks);
+  const Tensor out = c.Activations(q.rows, q.cols);
+  const CudaArena& arena = ArenaOf(c);
+  for (int step_number = 0; step_number < 2; ++step_number) {
+    const auto step = machine.MakeStep(0, kRows);
+    const int64_t choices = arena.sparse_plans;
+    const int64_t attention = arena.compressed_plans;
+    for (int layer = 0; layer < 5; ++layer) {
+      const Scratch::Frame of_layer(c.arena);
+      const SelectedEntries selected =
+          gpu.SelectEntries(c, step->inputs(),
+                            {.heads = sizes.heads,
+                             .ratio = sizes.ratio,
+                             .top_k = layer % 2 == 0 ? sizes.top_k : 2 * sizes.top_k,
+                             .q = index_q,
+                             .weights = weights,
+                             .keys = machine.entries(1)});
+      gpu.CompressedAttention(c, step->inputs(),
+                              {.heads = sizes.heads,
+                               .window = sizes.window,
+                               .ratio = sizes.ratio,
+                               .softmax_scale = sizes.scale,
+                               .q = q,
+                               .out = out,
+                               .sinks = sinks,
+                               .window_rows = machine.window(),
+                               .entries = machine.entries(0),
+                               .selected = &selected});
+    }
+    EXPECT_EQ(arena.sparse_plans - choices, 2) << "step " << step_number;
+    EXPECT_EQ(arena.compressed_plans - attention, 4)
+        << "the rows and the work of two kinds, step " << step_number;
   }
 }
 

@@ -141,7 +141,9 @@ class CudaArena : public Arena {
   std::map<std::tuple<int, int, int>, SparsePlan> sparse;     // index heads, ratio, top k
   std::map<std::pair<int, int>, ListedWork> listed;           // heads, top k
   std::map<CompressedKind, CompressedWork> compressed;
-  int64_t compressed_plans = 0;  // that were made: one of rows and one of work per kind and step
+  // Plans that were made, of a kind once per step.
+  int64_t compressed_plans = 0;  // of rows, and of work
+  int64_t sparse_plans = 0;      // of the rows that an indexer chooses for
 
  private:
   cudaStream_t stream_;

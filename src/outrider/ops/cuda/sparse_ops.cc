@@ -38,10 +38,11 @@ int ScoreRows(int64_t bytes, int64_t scores_stride) {
 const SparsePlan& PlanSparse(const Context& context, const SelectEntriesArgs& args,
                              const CudaStepInputs& inputs, int score_rows, cudaStream_t stream) {
   const DecodeRequests& requests = inputs.Of(args.keys).all;
-  SparsePlan& plan = ArenaOf(context).sparse[{args.heads, args.ratio, args.top_k}];
+  CudaArena& arena = ArenaOf(context);
+  SparsePlan& plan = arena.sparse[{args.heads, args.ratio, args.top_k}];
   if (requests.num_rows > plan.max_rows) {
     plan.max_rows = PowerOfTwo(requests.num_rows, 64);
-    ArenaOf(context).Replace(plan, SparseRowsBytes(plan.max_rows), "rows of an indexer");
+    arena.Replace(plan, SparseRowsBytes(plan.max_rows), "rows of an indexer");
     plan.rows = CarveSparseRows(plan.memory.data(), plan.max_rows);
   }
   if (plan.planned_serial != inputs.serial()) {
@@ -56,6 +57,7 @@ const SparsePlan& PlanSparse(const Context& context, const SelectEntriesArgs& ar
     params.score_rows = score_rows;
     CheckCuda(PlanSparseRows(params, plan.rows, stream), "the plan of an indexer's rows");
     plan.planned_serial = inputs.serial();
+    ++arena.sparse_plans;
   }
   plan.top_k = args.top_k;
   return plan;

@@ -325,6 +325,17 @@ TEST_P(HyperRowsTest, LeaveRowsPastTheTrueNumberAlone) {
   for (size_t i = size_t{5} * hidden_; i < got.out.size(); ++i) ASSERT_EQ(got.out[i], 0xFFFF);
 }
 
+// A cluster takes several rows here.
+TEST_P(HyperRowsTest, ManyRowsSmallForTheSanitizers) {
+  constexpr int kFew = 33;
+  for (const HyperPart part : {HyperPart::kMix, HyperPart::kContract, HyperPart::kNothing}) {
+    const HyperRun run = {.part = part, .padding = 3};
+    ExpectReference(Run(0, kFew, run), kFew, run);
+    if (HasFatalFailure()) return;
+  }
+  Run(0, kFew, {.as_terms = true});
+}
+
 INSTANTIATE_TEST_SUITE_P(Hopper, HyperRowsTest, ::testing::Values(4096, 7168, 256, 36),
                          [](const auto& test) { return "hidden" + std::to_string(test.param); });
 

@@ -69,13 +69,12 @@ struct Case {
   WeightFormat format;
   int hidden;
   int width;
+  int experts = 9;  // with the shared one
+  int choices = 4;
 };
 
 class ExpertMatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
  protected:
-  static constexpr int kExperts = 9;  // with the shared one
-  static constexpr int kChoices = 4;
-
   /// Rows per tile, and whether the products run in parts.
   static std::vector<std::pair<int, bool>> TilesAndParts() {
     std::vector<std::pair<int, bool>> all;
@@ -119,10 +118,10 @@ void RunInParts(const ExpertMatMulParams& gate_up, const ExpertMatMulParams& dow
 }
 
 TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
-  const auto [format, hidden, width] = GetParam();
+  const auto [format, hidden, width, experts, choices] = GetParam();
   constexpr int kMaxRows = 330;  // of the shared expert more than a tile has
   std::vector<PlainWeight> gates, ups, downs;
-  for (int i = 0; i < kExperts; ++i) {
+  for (int i = 0; i < experts; ++i) {
     gates.emplace_back(width, hidden, format, Spread::kNormal, random_);
     ups.emplace_back(width, hidden, format, Spread::kNormal, random_);
     downs.emplace_back(hidden, width, format, Spread::kNormal, random_);
@@ -130,26 +129,26 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const DeviceWeight first_gate_up(gates[0], &ups[0], 1), first_down(downs[0], nullptr, 1);
   const size_t gate_up_bytes = PackedWeightBytes(format, 2 * width, hidden);
   const size_t down_bytes = PackedWeightBytes(format, hidden, width);
-  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * kExperts), down(down_bytes * kExperts);
-  for (int i = 0; i < kExperts; ++i) {
+  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * experts), down(down_bytes * experts);
+  for (int i = 0; i < experts; ++i) {
     first_gate_up.PackTo(gate_ups.data() + i * gate_up_bytes, gates[i], &ups[i]);
     first_down.PackTo(down.data() + i * down_bytes, downs[i], nullptr);
   }
   const std::vector<uint16_t> x =
       DrawBf16(static_cast<size_t>(kMaxRows) * hidden, Spread::kNormal, random_);
   const DeviceArray<uint16_t> d_x(x);
-  const DeviceArray<uint16_t> gathered(static_cast<size_t>(kMaxRows) * kChoices * hidden);
+  const DeviceArray<uint16_t> gathered(static_cast<size_t>(kMaxRows) * choices * hidden);
   const int inner_stride = (width + 7) / 8 * 8;
   for (const int rows : {1, 3, 20, 170, kMaxRows}) {
     for (const auto& [tile, in_parts] : TilesAndParts()) {
-      const Routing routing(rows, kChoices, kExperts, tile, random_);
+      const Routing routing(rows, choices, experts, tile, random_);
       const size_t pairs = routing.pairs.size();
-      const DeviceArray<uint16_t> inner(static_cast<size_t>(kMaxRows) * kChoices * inner_stride);
-      const DeviceArray<float> out(static_cast<size_t>(kMaxRows) * kChoices * hidden);
+      const DeviceArray<uint16_t> inner(static_cast<size_t>(kMaxRows) * choices * inner_stride);
+      const DeviceArray<float> out(static_cast<size_t>(kMaxRows) * choices * hidden);
       ExpertMatMulParams params;
       params.max_rows = kMaxRows;  // more than there are
-      params.choices = kChoices;
-      params.experts = kExperts;
+      params.choices = choices;
+      params.experts = experts;
       params.x = d_x.data();
       params.x_stride = hidden;
       params.gathered = gathered.data();
@@ -177,12 +176,12 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
       CudaOk(cudaDeviceSynchronize(), "run");
       const std::vector<uint16_t> got_inner = inner.Download();
       const std::vector<float> got = out.Download();
-      for (int expert = 0; expert < kExperts; ++expert) {
+      for (int expert = 0; expert < experts; ++expert) {
         const int begin = routing.offsets[expert];
         const int count = routing.offsets[expert + 1] - begin;
         if (count == 0) continue;
         std::vector<int32_t> numbers(count);
-        for (int i = 0; i < count; ++i) numbers[i] = routing.pairs[begin + i] / kChoices;
+        for (int i = 0; i < count; ++i) numbers[i] = routing.pairs[begin + i] / choices;
         const DeviceArray<int32_t> d_numbers(numbers);
         const DeviceArray<uint16_t> own_inner(static_cast<size_t>(count) * inner_stride);
         const DeviceArray<float> own(static_cast<size_t>(count) * hidden);
@@ -239,7 +238,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{WeightFormat::kF8PowerOfTwo, 256, 192},
                       Case{WeightFormat::kF8Rows, 256, 192}, Case{WeightFormat::kInt4, 256, 384},
                       Case{WeightFormat::kInt4, 352, 96}, Case{WeightFormat::kFp4, 256, 192},
-                      Case{WeightFormat::kNvfp4, 256, 192}));
+                      Case{WeightFormat::kNvfp4, 256, 192},
+                      // As many as Step-3.5-Flash has.
+                      Case{WeightFormat::kBf16, 128, 64, 289, 9},
+                      Case{WeightFormat::kF8, 128, 128, 289, 9}));
 
 }  // namespace
 }  // namespace outrider::cuda

@@ -309,6 +309,8 @@ INSTANTIATE_TEST_SUITE_P(
                             RouterMethod::kNoAuxTc, 1, 1, true, 1.5F},
                       Shape{"deepseek_v4_pro", 384, 6, 0, RouterScoring::kSqrtSoftplus,
                             RouterMethod::kNoAuxTc, 1, 1, true, 2.5F},
+                      Shape{"step3p5", 288, 8, 1, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc,
+                            1, 1, true, 3.0F},
                       Shape{"one_expert", 64, 1, 0, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc,
                             1, 1, true, 2.5F},
                       Shape{"tiny", 8, 2, 1, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc, 4, 2,
