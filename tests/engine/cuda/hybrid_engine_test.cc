@@ -19,6 +19,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int32_t kVocab = 1000;
+constexpr int32_t kPageTokens = 256;
 
 /// Prompts that repeat themselves, so that lookups find drafts; greedy and drawn answers.
 std::vector<GenerationRequest> Requests(size_t count) {
@@ -43,9 +44,17 @@ std::vector<GenerationRequest> Requests(size_t count) {
   return requests;
 }
 
-/// Requests of which half begin alike.
+/// Requests of which half begin alike. The others' answers begin in a page and end in the next.
 std::vector<GenerationRequest> RequestsWithAPrefix(size_t count) {
   std::vector<GenerationRequest> requests = Requests(count);
+  for (size_t i = 0; i < count / 2; ++i) {
+    std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
+    const size_t drawn = prompt.size();
+    const size_t length = size_t{kPageTokens} - 60 + 4 * i;
+    for (size_t t = drawn; t < length; ++t) prompt.push_back(prompt[t % drawn]);
+    prompt.resize(length);
+    requests[i].sampling.max_tokens = 90;
+  }
   for (size_t i = count / 2; i < count; ++i) {
     std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
     std::vector<int32_t> all(300);
@@ -70,7 +79,7 @@ class HybridEngineTest : public HopperTest<> {
     EngineOptions options = SmallEngineOptions(16);
     options.model = model.directory.string();
     options.load_format = model.format;
-    options.block_size = 256;
+    options.block_size = kPageTokens;
     options.max_model_len = 700;
     options.kv_cache_memory_bytes = int64_t{512} << 20;
     options.speculation.method = method;
@@ -115,9 +124,10 @@ class HybridEngineTest : public HopperTest<> {
     SCOPED_TRACE(model.name);
     const std::vector<GenerationRequest> requests = RequestsWithAPrefix(20);
     const Answers plain = Alone(model, requests);
+    int64_t preemptions = 0;
     for (const int32_t drafts : {0, 3}) {
       // Room for a few requests of this length, and for all.
-      for (const auto& [step, megabytes] : {std::pair{37, 24}, {200, 24}, {200, 512}}) {
+      for (const auto& [step, megabytes] : {std::pair{37, 10}, {200, 10}, {200, 16}, {200, 512}}) {
         EngineOptions options = Options(model, method, drafts);
         options.max_num_batched_tokens = step;
         options.kv_cache_memory_bytes = int64_t{megabytes} << 20;
@@ -128,11 +138,13 @@ class HybridEngineTest : public HopperTest<> {
                     model.name, drafts, step, megabytes,
                     static_cast<long long>(got.counters.num_preemptions),
                     static_cast<long long>(got.counters.prefix_cache_hits));
+        preemptions += got.counters.num_preemptions;
         if (megabytes > 100) {
           EXPECT_GT(got.counters.prefix_cache_hits, 0);
         }
       }
     }
+    EXPECT_GT(preemptions, 0);
   }
 
   /// Weights as codes: the trained one in blocks of FP8, and with experts of 4 bits.
