@@ -99,7 +99,7 @@ class CudaOps : public Ops,
     prompt_plans_->Prepare(shape, shape.query_stride());
   }
   /// Waits for what PreparePrompts has begun.
-  void FinishPreparing() const { prompt_plans_->Finish(); }
+  void WaitForPromptPlans() const { prompt_plans_->Wait(); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
