@@ -218,7 +218,7 @@ class CudaOps : public Ops,
   void HeadPart(Tensor x, const Weight& w, Tensor part) const;
   /// A product with a weight that ranks share: brings its input together, or its columns.
   void MultiplyShared(const Context& context, const Product& product) const;
-  /// The same with rows in chunks, which travel while others are multiplied.
+  /// Does so with rows in chunks, which travel while others are multiplied.
   void MultiplyInChunks(const Context& context, const Product& product,
                         const RowChunks& chunks) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
