@@ -10,10 +10,10 @@ namespace outrider::cuda {
 
 enum class Goal {
   kFewRowsBandwidth,   // products of 16 MB and more, 1 to 32 rows: limit / time
-  kFewRowsOracle,      // the same, bf16: cuBLASLt's time / time
+  kFewRowsOracle,      // those products, bf16: cuBLASLt's time / time
   kSomeRowsOracle,     // 64 to 256 rows, bf16: cuBLASLt's time / time
   kManyRowsRate,       // 1024 rows and more, bf16: TFLOP/s
-  kManyRowsOracle,     // the same: cuBLASLt's time / time
+  kManyRowsOracle,     // those products: cuBLASLt's time / time
   kManyRowsCodes,      // 1024 rows and more, e4m3: bf16's time / time
   kSmallProducts,      // products below 16 MB, up to 32 rows: us above the limit
   kExperts,            // GLM-4.7-Flash's, bf16: limit / time

@@ -368,7 +368,7 @@ class StepBench {
            (static_cast<double>(a.head_dim + kStateBlock / 2 * 3) + written);
   }
 
-  /// Of a request, of a layer.
+  /// Bytes of the cache that a layer reads and writes for a request.
   double CacheBytes(const LayerSpec& layer, const Case& c) const {
     if (const auto* kda = std::get_if<KdaSpec>(&layer.attention)) return StateBytes(*kda);
     if (const auto* compressed = std::get_if<CompressedSpec>(&layer.attention)) {

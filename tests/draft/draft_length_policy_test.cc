@@ -287,7 +287,7 @@ TEST(DraftLengthPolicyTest, TextThatRepeatsGetsItsDraftsBack) {
   }
 }
 
-// Of a row that costs a token's time one look in kLookAgainSteps would be a loss.
+// Where a row costs as much time as a token, one look in kLookAgainSteps would be a loss.
 TEST(DraftLengthPolicyTest, NobodyLooksForDraftsThatWouldNotPay) {
   Simulation simulation({InProportion, Nothing, 0.03}, 128, 0.5, /*found=*/0.5);
   simulation.Run(50);

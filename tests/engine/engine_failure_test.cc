@@ -28,6 +28,11 @@ class FailingExecutor : public Executor {
   int32_t max_in_flight() const override { return inner_->max_in_flight(); }
   void Admit(const SlotAdmission& admission) override { inner_->Admit(admission); }
   void Release(int32_t slot) override { inner_->Release(slot); }
+  int64_t page_bytes() const override { return inner_->page_bytes(); }
+  void ReadPage(int32_t page, std::span<std::byte> to) override { inner_->ReadPage(page, to); }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    inner_->WritePage(page, from);
+  }
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
     if (steps_left_-- == 0) throw Error(ErrorCode::kUnavailable, "the device is lost");
     return inner_->Launch(plan, num_drafts);

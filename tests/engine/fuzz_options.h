@@ -18,7 +18,8 @@ class RandomOptions {
   RandomOptions(const Arguments& arguments, Models& models, Random& random)
       : arguments_(arguments), models_(models), random_(random) {}
 
-  /// Of an engine over the model, with these operations; none if the ranks cannot share it.
+  /// Draws options of an engine over the model, with these operations; none if the ranks cannot
+  /// share it.
   std::optional<TestEngineOptions> Draw(const ModelChoice& model, const Ops* ops) {
     TestEngineOptions o = models_.Options(model, ops);
     o.ranks = arguments_.ranks;
@@ -120,7 +121,7 @@ class RandomOptions {
     }
   }
 
-  /// Of a request of the greatest length, so that it can run alone.
+  /// Pages that a request of the greatest length needs, so that it can run alone.
   static int32_t LeastPages(const TestEngineOptions& o) {
     CacheConfig cache = TestCacheConfig(o);
     cache.rerun_tokens = o.k;

@@ -20,7 +20,7 @@ struct RequestSet {
   std::vector<std::optional<std::vector<int32_t>>> second_turns;  // one for each
 };
 
-/// Of a serving: which requests come, in this order, and how many steps are made between two.
+/// Order in which requests come to a server, and how many steps are made between two.
 struct Arrivals {
   std::vector<size_t> order;  // numbers of requests
   int most_steps = 0;

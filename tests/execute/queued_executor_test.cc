@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <semaphore>
 #include <string>
@@ -30,6 +31,14 @@ class NotingExecutor : public Executor {
                      std::to_string(admission.tokens.back()));
   }
   void Release(int32_t slot) override { calls_.push_back("release " + std::to_string(slot)); }
+  int64_t page_bytes() const override { return 2; }
+  void ReadPage(int32_t page, std::span<std::byte> to) override {
+    calls_.push_back("read page " + std::to_string(page));
+    std::ranges::fill(to, std::byte{7});
+  }
+  void WritePage(int32_t page, std::span<const std::byte> from) override {
+    calls_.push_back("write page " + std::to_string(page) + " of " + std::to_string(from.size()));
+  }
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
     steps_.acquire();
     calls_.push_back("launch " + std::to_string(plan.requests.size()) + " for " +
@@ -117,6 +126,19 @@ TEST_F(QueuedExecutorTest, LaunchesBeforeItWaitsForTokensThatStayOnTheDevice) {
   EXPECT_EQ(calls_,
             (std::vector<std::string>{"launch 1 for 0", "launch 2 for 0", "wait for 1", "release 4",
                                       "launch 3 for 0", "wait for 2", "wait for 3"}));
+}
+
+TEST_F(QueuedExecutorTest, PagesAreCopiedBehindEarlierCalls) {
+  steps_.release();
+  const Ticket ticket = Launch(1, 0);
+  std::vector<std::byte> page(static_cast<size_t>(executor_->page_bytes()));
+  executor_->ReadPage(3, page);
+  EXPECT_EQ(page, std::vector(2, std::byte{7})) << "it returns when it was read";
+  executor_->WritePage(5, page);
+  EXPECT_EQ(calls_,
+            (std::vector<std::string>{"launch 1 for 0", "read page 3", "write page 5 of 2"}));
+  executor_->Wait(ticket);
+  executor_->WaitDrafts(ticket);
 }
 
 TEST_F(QueuedExecutorTest, ErrorsComeOutOfTheirStepAndEveryLaterOne) {

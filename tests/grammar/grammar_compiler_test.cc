@@ -8,6 +8,7 @@
 
 #include "outrider/base/error.h"
 #include "tests/grammar/bundled_grammars.h"
+#include "tests/grammar/matched_text.h"
 
 namespace outrider {
 namespace {
@@ -149,22 +150,48 @@ TEST(GrammarCompilerTest, FindsWhatItCompiled) {
   EXPECT_EQ(compiled->vocab_size(), kBundledVocab);
 }
 
+// Two threads may compile a spec at once: one grammar is kept, and both say what the spec says.
 TEST(GrammarCompilerTest, ThreadsMayCompileAtOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 6;
   const std::vector<int32_t> eos = {kBundledEos};
   GrammarCompiler compiler(BundledTokenizer(), kBundledVocab, eos);
+  const GrammarSpec tag{.kind = GrammarKind::kStructuralTag,
+                        .text = R"({"type":"structural_tag","format":{"type":"any_text"}})",
+                        .choices = {}};
+  const auto letters = [](int count) {
+    return GrammarSpec{.kind = GrammarKind::kRegex,
+                       .text = std::string(static_cast<size_t>(count), 'a'),
+                       .choices = {}};
+  };
+  std::vector<std::vector<std::shared_ptr<const CompiledGrammar>>> tags(kThreads);
+  auto texts = tags;
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&compiler, t] {
-      for (int i = 0; i < 5; ++i) {
-        compiler.Compile({.kind = i % 2 == 0 ? GrammarKind::kRegex : GrammarKind::kStructuralTag,
-                          .text = i % 2 == 0 ? std::string(static_cast<size_t>(i + t) + 1, 'a')
-                                             : R"({"type":"structural_tag","format":
-                                                  {"type":"any_text"}})",
-                          .choices = {}});
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kRounds; ++i) {
+        texts[t].push_back(compiler.Compile(letters(1 + i + static_cast<int>(t))));
+        tags[t].push_back(compiler.Compile(tag));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
+  const auto kept = compiler.Find(tag);
+  ASSERT_NE(kept, nullptr);
+  for (size_t t = 0; t < kThreads; ++t) {
+    ASSERT_NE(tags[t].front(), nullptr);
+    EXPECT_EQ(tags[t].front()->memory_bytes(), kept->memory_bytes());
+    for (size_t i = 0; i < kRounds; ++i) {
+      if (i > 0) {
+        EXPECT_EQ(tags[t][i], kept) << "thread " << t << " round " << i;
+      }
+      const auto length = 1 + i + t;
+      ASSERT_NE(texts[t][i], nullptr);
+      EXPECT_TRUE(Matches(texts[t][i], std::string(length, 'a'))) << length;
+      EXPECT_FALSE(Matches(texts[t][i], std::string(length + 1, 'a'))) << length;
+      EXPECT_FALSE(Matches(texts[t][i], std::string(length - 1, 'a'))) << length;
+    }
+  }
 }
 
 }  // namespace

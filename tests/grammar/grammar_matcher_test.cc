@@ -12,25 +12,10 @@
 
 #include "outrider/sampling/token_mask.h"
 #include "tests/grammar/bundled_grammars.h"
+#include "tests/grammar/matched_text.h"
 
 namespace outrider {
 namespace {
-
-/// How many bytes of `text` the grammar takes, token by token, and whether that is a whole text.
-std::pair<size_t, bool> Follow(GrammarMatcher& matcher, std::string_view text) {
-  size_t taken = 0;
-  for (const int32_t token : Tokens(text)) {
-    if (!matcher.Accept(token)) return {taken, false};
-    taken += BundledTokenizer().TokenBytes(token).size();
-  }
-  return {taken, matcher.complete()};
-}
-
-bool Matches(const std::shared_ptr<const CompiledGrammar>& grammar, std::string_view text) {
-  GrammarMatcher matcher(grammar);
-  const auto [taken, complete] = Follow(matcher, text);
-  return complete && taken == text.size();
-}
 
 TEST(GrammarMatcherTest, JsonObject) {
   const auto grammar = CompileText(GrammarKind::kJsonObject, "");

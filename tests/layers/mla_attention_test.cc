@@ -165,7 +165,7 @@ class MlaBackendTest : public KernelTest {
     for (int32_t first = 0; first < longest; first += chunk) {
       std::vector<TestRequest> parts;
       for (const TestRequest& r : whole) {
-        // The same blocks in every step, also of requests that are done.
+        // Requests that are done stay in the layout, so that blocks are those of every step.
         const int32_t begin = std::min(first, r.rows);
         parts.push_back({phase, std::min(chunk, r.rows - begin), begin, r.rows});
       }

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
+#include "tests/kernels/highest_of.h"
 #include "tests/networks/cpu_network.h"
 #include "tests/networks/recorded_choices.h"
 
@@ -99,18 +100,6 @@ inline RowScores ScoresOf(const IndexedLayer& layer, int32_t position, const Dot
     result.spread.push_back(std::sqrt(squares));
   }
   return result;
-}
-
-/// The `top_k` highest, the lower number among equals; rising.
-inline std::vector<int32_t> HighestOf(const std::vector<double>& scores, int32_t top_k) {
-  std::vector<int32_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
-  });
-  order.resize(std::min(order.size(), static_cast<size_t>(top_k)));
-  std::ranges::sort(order);
-  return order;
 }
 
 /// Of the rows that see more than they may choose.

@@ -120,7 +120,7 @@ class Step3p5NamesTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr const char* kNothing = "nothing was thrown";
 
-  /// The same bits in float32 and bfloat16, of the target and the modules.
+  /// Compares bits of the target and the modules with the original's, in float32 and bfloat16.
   static void ExpectSameBits(StepVariant& variant) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       Step3p5Golden original(GoldenDirectory() / GetParam(), dtype);

@@ -10,12 +10,14 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/kv_cache.h"
+#include "outrider/ops/mla.h"
 #include "outrider/ops/per_head.h"
 #include "outrider/ops/sparse.h"
 #include "tests/ops/ops_cases.h"
@@ -70,6 +72,9 @@ struct AttentionCase {
   int64_t in;    // columns of x
   int64_t cols;  // of what comes out
   std::function<void(const AttentionCall&)> run;
+  std::optional<Phase> role = {};  // of all rows; else a step of more than 8 is a prompt's
+  DType cache_dtype = DType::kBF16;
+  float tolerance = 0.03F;  // beside 0.5 + |the reference's value|, over a cache of bfloat16
 };
 
 /// Grouped-query attention: 8 query heads of 128 for 2 key heads, with norms, gates and a window.
@@ -113,6 +118,63 @@ inline AttentionCase CaseOfGroupedQueries(int32_t window) {
                                   .gates = call.Activations(kQueries + 2 * kKeys, kHeads)});
             c.ops.Copy(c, out, call.out);
           }};
+}
+
+/// Latent attention without an indexer: generated rows are absorbed, those of prompts expanded.
+inline AttentionCase CaseOfLatentRows(const MlaShape& s) {
+  const int64_t width = int64_t{s.latent} + s.rope;
+  const int64_t head = int64_t{s.nope} + s.rope;
+  const int64_t queries = s.heads * head;
+  return {"LatentRows",
+          FullHistoryCache(1, 64).groups,
+          {{.width = static_cast<int32_t>(width), .use = CacheUse::kPlain}},
+          {.form = KvCacheForm::kLatent},
+          width + queries,
+          int64_t{s.heads} * s.value,
+          [=](const AttentionCall& call) {
+            const Context& c = call.c;
+            const MlaOps& ops = *c.ops.mla();
+            const KvUpWeight& kv_up = call.side.weights().kv_up;
+            const LayerCache cache = call.layer(0);
+            const int64_t all = call.x.rows;
+            const Rotary rotary = RotaryOf(c, s, call.inputs);
+            ops.WriteLatentEntries(c, s, call.inputs,
+                                   {.kv = call.Activations(0, width),
+                                    .norm = call.Vector(s.latent, 1),
+                                    .rotary = rotary,
+                                    .cache = cache});
+            const Tensor q = call.Activations(width, queries);
+            const Tensor out = c.Activations(all, call.out.cols);
+            const auto [first, rows] = call.inputs.decode_rows();
+            ASSERT_EQ(first, 0);
+            if (rows > 0) {
+              const Tensor absorbed = c.Activations(rows, s.heads * width);
+              const Tensor latent = c.Activations(rows, int64_t{s.heads} * s.latent);
+              ops.Absorb(c, s, kv_up, AnglesOf(rotary, 0, rows), q.Rows(0, rows), absorbed);
+              ops.DecodeAttention(c, s, call.inputs,
+                                  {.q = absorbed, .out = latent, .cache = cache});
+              ops.Unabsorb(c, s, kv_up, latent, out.Rows(0, rows));
+            }
+            if (call.inputs.has_expanded_rows()) {
+              c.ops.Rotate(c, q.Rows(rows, all - rows), s.heads, s.nope,
+                           AnglesOf(rotary, rows, all - rows));
+              ops.PromptAttention(c, s, kv_up, call.inputs, {.q = q, .out = out, .cache = cache});
+            }
+            c.ops.Copy(c, out, call.out);
+          }};
+}
+
+/// Latent attention of rows that have one role, over a cache of 16 tokens a block.
+inline AttentionCase CaseOfOneRole(const MlaShape& s, Phase role, DType cache_dtype) {
+  AttentionCase test = CaseOfLatentRows(s);
+  test.name = fmt::format("{} latents in {}", role == Phase::kDecode ? "Absorbed" : "Expanded",
+                          DTypeName(cache_dtype));
+  test.groups = FullHistoryCache(1, 16).groups;
+  test.role = role;
+  test.cache_dtype = cache_dtype;
+  // Three bits of mantissa: entries are off by up to a sixteenth.
+  if (cache_dtype == DType::kF8E4M3) test.tolerance = 0.4F;
+  return test;
 }
 
 /// Latent attention to what an indexer chooses: of so many entries as many, or all that there are.
@@ -274,11 +336,21 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
 
 /// All that there is to choose is chosen: which entries are best in close scores is no matter of
 /// nearness. Of few see their bits only.
-inline std::vector<AttentionCase> AttentionCases() {
-  return {CaseOfGroupedQueries(0),        CaseOfGroupedQueries(40),
-          CaseOfChosenEntries(2048),      CaseOfCompressedEntries(0, 0),
-          CaseOfCompressedEntries(4, 0),  CaseOfCompressedEntries(4, 512),
+inline std::vector<AttentionCase> AttentionCases(const MlaShape& mla) {
+  return {CaseOfOneRole(mla, Phase::kDecode, DType::kBF16),
+          CaseOfOneRole(mla, Phase::kPromptChunk, DType::kBF16),
+          CaseOfGroupedQueries(0),
+          CaseOfGroupedQueries(40),
+          CaseOfChosenEntries(2048),
+          CaseOfCompressedEntries(0, 0),
+          CaseOfCompressedEntries(4, 0),
+          CaseOfCompressedEntries(4, 512),
           CaseOfCompressedEntries(128, 0)};
+}
+/// A processor reads these entries through lists only.
+inline std::vector<AttentionCase> AttentionCasesOfEightBits(const MlaShape& mla) {
+  return {CaseOfOneRole(mla, Phase::kDecode, DType::kF8E4M3),
+          CaseOfOneRole(mla, Phase::kPromptChunk, DType::kF8E4M3)};
 }
 inline std::vector<AttentionCase> AttentionCasesOfFewEntries() {
   return {CaseOfChosenEntries(20), CaseOfCompressedEntries(4, 8)};
@@ -292,7 +364,7 @@ inline TestMatrix RunAttentionCase(const AttentionCase& test, OpsSide& side, con
   const int32_t pages =
       (ends.back() + test.groups[0].tokens_per_block - 1) / test.groups[0].tokens_per_block;
   KvCache cache({side.ops()}, {.groups = test.groups, .num_pages = groups * pages}, test.layers,
-                DType::kBF16);
+                test.cache_dtype);
   std::vector<std::vector<int32_t>> tables(test.groups.size());
   for (int32_t page = groups * pages - 1; page >= 0; --page) {
     tables[static_cast<size_t>(page % groups)].push_back(page);
@@ -304,8 +376,9 @@ inline TestMatrix RunAttentionCase(const AttentionCase& test, OpsSide& side, con
     const int32_t rows = end - first;
     TestMatrix part(rows, x.view_cols);
     std::copy_n(x.view().row(first), part.values.size(), part.values.begin());
+    const Phase of_rows = rows > 8 ? Phase::kPromptChunk : Phase::kDecode;
     const TestStep step(side.context(), cache.config().groups,
-                        {{.phase = rows > 8 ? Phase::kPromptChunk : Phase::kDecode,
+                        {{.phase = test.role.value_or(of_rows),
                           .context = first,
                           .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
                           .tables = tables}},
@@ -334,11 +407,13 @@ inline void CheckAttentionCase(const AttentionCase& test, OpsSide& side, OpsSide
         << test.name << " row " << r;
   }
   if (reference == nullptr) return;
-  const TestMatrix want = RunAttentionCase(test, *reference, x, {kRows});
+  AttentionCase rounded = test;
+  rounded.cache_dtype = DType::kBF16;
+  const TestMatrix want = RunAttentionCase(rounded, *reference, x, {kRows});
   for (int32_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < test.cols; ++i) {
       const float expected = want.view().row(r)[i];
-      ASSERT_NEAR(all.view().row(r)[i], expected, 0.03F * (0.5F + std::fabs(expected)))
+      ASSERT_NEAR(all.view().row(r)[i], expected, test.tolerance * (0.5F + std::fabs(expected)))
           << test.name << " row " << r << " column " << i;
     }
   }

@@ -27,7 +27,7 @@ namespace outrider::compressed_test {
 
 inline constexpr float kNormEps = 1e-5F;
 
-/// Of a layer, of one request and of its steps.
+/// Sizes of a layer, of one request and of its steps.
 struct CompressedSizes {
   DType type = DType::kBF16;  // of the cache
   int32_t ratio = 4;

@@ -181,7 +181,7 @@ class DeltaMachine {
 
     const int64_t width = int64_t{sizes_.heads} * sizes_.head_dim;
     const auto rows = [&](int64_t cols) { return context.Rows(inputs_->num_rows(), cols); };
-    // Of a row of the layout, from what its token brings.
+    // Lays out what the tokens bring, by rows of the layout.
     const auto put = [&](std::vector<float> TokenRows::* numbers, int64_t cols) {
       std::vector<float> values(static_cast<size_t>(inputs_->num_rows() * cols), NAN);
       for (const RequestRows& r : layout.requests()) {

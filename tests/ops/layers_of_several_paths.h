@@ -12,54 +12,9 @@
 #include <random>
 #include <vector>
 
-#include "outrider/ops/mla.h"
 #include "tests/ops/attention_cases.h"
 
 namespace outrider {
-
-/// Latent attention without an indexer: generated rows are absorbed, those of prompts expanded.
-inline AttentionCase CaseOfLatentRows(const MlaShape& s) {
-  const int64_t width = int64_t{s.latent} + s.rope;
-  const int64_t head = int64_t{s.nope} + s.rope;
-  const int64_t queries = s.heads * head;
-  return {"LatentRows",
-          FullHistoryCache(1, 64).groups,
-          {{.width = static_cast<int32_t>(width), .use = CacheUse::kPlain}},
-          {.form = KvCacheForm::kLatent},
-          width + queries,
-          int64_t{s.heads} * s.value,
-          [=](const AttentionCall& call) {
-            const Context& c = call.c;
-            const MlaOps& ops = *c.ops.mla();
-            const KvUpWeight& kv_up = call.side.weights().kv_up;
-            const LayerCache cache = call.layer(0);
-            const int64_t all = call.x.rows;
-            const Rotary rotary = RotaryOf(c, s, call.inputs);
-            ops.WriteLatentEntries(c, s, call.inputs,
-                                   {.kv = call.Activations(0, width),
-                                    .norm = call.Vector(s.latent, 1),
-                                    .rotary = rotary,
-                                    .cache = cache});
-            const Tensor q = call.Activations(width, queries);
-            const Tensor out = c.Activations(all, call.out.cols);
-            const auto [first, rows] = call.inputs.decode_rows();
-            ASSERT_EQ(first, 0);
-            if (rows > 0) {
-              const Tensor absorbed = c.Activations(rows, s.heads * width);
-              const Tensor latent = c.Activations(rows, int64_t{s.heads} * s.latent);
-              ops.Absorb(c, s, kv_up, AnglesOf(rotary, 0, rows), q.Rows(0, rows), absorbed);
-              ops.DecodeAttention(c, s, call.inputs,
-                                  {.q = absorbed, .out = latent, .cache = cache});
-              ops.Unabsorb(c, s, kv_up, latent, out.Rows(0, rows));
-            }
-            if (call.inputs.has_expanded_rows()) {
-              c.ops.Rotate(c, q.Rows(rows, all - rows), s.heads, s.nope,
-                           AnglesOf(rotary, rows, all - rows));
-              ops.PromptAttention(c, s, kv_up, call.inputs, {.q = q, .out = out, .cache = cache});
-            }
-            c.ops.Copy(c, out, call.out);
-          }};
-}
 
 /// The cases as layers of one network. They have one group.
 inline AttentionCase CaseOfLayers(const std::vector<AttentionCase>& layers) {

@@ -34,12 +34,6 @@ const OpsSizes kSizes = {.hidden = 48,
                                  .norm_eps = 1e-6F}};
 const MlaShape& kMla = kSizes.mla;
 
-/// Angles that turn nothing, of as many rows.
-Rotary NoRotary(const Context& c, const StepInputs& inputs) {
-  static constexpr std::array<float, 4> kZeros = {};
-  return c.ops.MakeRotary(c, kZeros, 1.0F, true, inputs);
-}
-
 class OpsTableTest : public KernelTest {
  protected:
   OpsRows MakeRows(int32_t rows) {
@@ -80,9 +74,9 @@ TEST_P(OpsTableTest, EveryRowAloneAndTheReference) {
 
 TEST_P(OpsTableTest, AttentionInPiecesAndTheReference) {
   OpsSide side(cpu::GetCpuOps(GetParam()), pool, kSizes, DType::kBF16);
-  OpsSide reference(cpu::GetCpuOps(Isa::kReference), pool, kSizes, DType::kBF16);
-  for (const AttentionCase& test : AttentionCases()) {
-    CheckAttentionCase(test, side, &reference, random);
+  OpsSide reference_side(cpu::GetCpuOps(Isa::kReference), pool, kSizes, DType::kBF16);
+  for (const AttentionCase& test : AttentionCases(kMla)) {
+    CheckAttentionCase(test, side, &reference_side, random);
   }
   for (const AttentionCase& test : AttentionCasesOfFewEntries()) {
     CheckAttentionCase(test, side, nullptr, random);
@@ -130,85 +124,54 @@ TEST_P(OpsTableTest, AbsorbedQueriesAreRotated) {
   }
 }
 
-/// Entries of a request's positions, and attention to them: the three forms against the reference.
-TEST_P(OpsTableTest, EntriesAndAttention) {
-  constexpr int32_t kPositions = 37;
-  constexpr int32_t kQueries = 5;
-  const auto run = [&](OpsSide& side, bool per_head, bool prompt, std::mt19937 draws) {
-    const Context c = side.context();
-    const Ops& ops = side.ops();
-    const OpsWeights& w = side.weights();
-    const int32_t head = kMla.nope + kMla.rope;
-    const int32_t latent_width = kMla.latent + kMla.rope;
-    const int32_t width =
-        per_head ? kMla.heads * (kMla.nope + kMla.value) + kMla.rope : latent_width;
-    std::vector<float> memory(static_cast<size_t>(4 * kSlots * width), kNaN);
-    const LayerCache cache = {.data = reinterpret_cast<std::byte*>(memory.data()),
-                              .dtype = DType::kF32,
-                              .block_size = kSlots,
-                              .width = width,
-                              .block_stride = int64_t{kSlots} * width};
-    const std::vector<int32_t> blocks = {2, 0, 3};
-    const StepAttention attention = {per_head ? KvCacheForm::kHeads : KvCacheForm::kLatent};
-    const std::vector<CacheGroupSpec> groups = FullHistoryCache(4, kSlots).groups;
-    const auto step = [&](int32_t context, int32_t rows) {
-      return std::make_unique<TestStep>(
-          c, groups,
-          std::vector<StepPart>{{.phase = prompt ? Phase::kPromptChunk : Phase::kDecode,
-                                 .context = context,
-                                 .tokens = std::vector<int32_t>(static_cast<size_t>(rows)),
-                                 .tables = {blocks}}},
-          attention);
-    };
-    const auto all = step(0, kPositions);
-    const TestMatrix kv = TestMatrix::Random(kPositions, latent_width, draws);
-    const EntryArgs entries = {.kv = kv.view(),
-                               .norm = w.latent_norm,
-                               .rotary = RotaryOf(c, kMla, all->inputs()),
-                               .cache = cache};
-    if (per_head) {
-      ops.mla_per_head()->WritePerHeadEntries(c, kMla, w.kv_up, all->inputs(), entries);
-    } else {
-      ops.mla()->WriteLatentEntries(c, kMla, all->inputs(), entries);
-    }
-    const TestMatrix q = TestMatrix::Random(kQueries, kMla.heads * head, draws);
-    TestMatrix out(kQueries, kMla.heads * kMla.value);
-    const auto last = step(kPositions - kQueries, kQueries);
-    const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache};
-    if (per_head) {
-      ops.per_head()->PerHeadAttention(c,
-                                       {.heads = kMla.heads,
-                                        .kv_heads = kMla.heads,
-                                        .nope = kMla.nope,
-                                        .rope = kMla.rope,
-                                        .value = kMla.value,
-                                        .softmax_scale = kMla.softmax_scale},
-                                       last->inputs(), args);
-    } else if (prompt) {
-      ops.mla()->PromptAttention(c, kMla, w.kv_up, last->inputs(), args);
-    } else {
-      const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
-      const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
-      ops.mla()->Absorb(c, kMla, w.kv_up, NoRotary(c, last->inputs()), q.view(), absorbed);
-      ops.mla()->DecodeAttention(c, kMla, last->inputs(),
-                                 {.q = absorbed, .out = latent, .cache = cache});
-      ops.mla()->Unabsorb(c, kMla, w.kv_up, latent, out.view());
-    }
-    return out;
+/// Latent attention over entries of every head.
+AttentionCase CaseOfEntriesPerHead(const MlaShape& s) {
+  AttentionCase test = CaseOfLatentRows(s);
+  test.name = "EntriesPerHead";
+  test.layers = {{.width = s.heads * (s.nope + s.value) + s.rope, .use = CacheUse::kPlain}};
+  test.attention = {.form = KvCacheForm::kHeads};
+  test.run = [s](const AttentionCall& call) {
+    const Context& c = call.c;
+    const int64_t width = int64_t{s.latent} + s.rope;
+    const Rotary rotary = RotaryOf(c, s, call.inputs);
+    c.ops.mla_per_head()->WritePerHeadEntries(c, s, call.side.weights().kv_up, call.inputs,
+                                              {.kv = call.Floats(0, width),
+                                               .norm = call.Vector(s.latent, 1),
+                                               .rotary = rotary,
+                                               .cache = call.layer(0)});
+    const Tensor q = call.Floats(width, call.x.cols - width);
+    c.ops.Rotate(c, q, s.heads, s.nope, rotary);
+    c.ops.per_head()->PerHeadAttention(c,
+                                       {.heads = s.heads,
+                                        .kv_heads = s.heads,
+                                        .nope = s.nope,
+                                        .rope = s.rope,
+                                        .value = s.value,
+                                        .softmax_scale = s.softmax_scale},
+                                       call.inputs,
+                                       {.q = q, .out = call.out, .cache = call.layer(0)});
   };
+  return test;
+}
+
+// Absorbed, expanded and over entries of every head latent attention computes one function.
+TEST_P(OpsTableTest, FormsOfLatentAttentionAgree) {
+  constexpr int32_t kPositions = 37;
   OpsSide side(cpu::GetCpuOps(GetParam()), pool, kSizes, DType::kF32);
   OpsSide reference_side(cpu::GetCpuOps(Isa::kReference), pool, kSizes, DType::kF32);
-  const TestMatrix want = run(reference_side, false, false, random);
-  for (const bool per_head : {false, true}) {
-    for (const bool prompt : {false, true}) {
-      const TestMatrix got = run(side, per_head, prompt, random);
-      for (int64_t r = 0; r < kQueries; ++r) {
-        for (int64_t i = 0; i < got.view_cols; ++i) {
-          // All forms compute the same function.
-          ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 2e-4) << (per_head ? "per head"
-                                                                             : prompt ? "expanded"
-                                                                                      : "absorbed")
-                                                                         << " row " << r;
+  const AttentionCase absorbed = CaseOfOneRole(kMla, Phase::kDecode, DType::kF32);
+  const TestMatrix x = TestMatrix::Random(kPositions, absorbed.in, random);
+  const TestMatrix want = RunAttentionCase(absorbed, reference_side, x, {kPositions});
+  AttentionCase per_head = CaseOfEntriesPerHead(kMla);
+  per_head.cache_dtype = DType::kF32;
+  for (AttentionCase test : {absorbed, per_head}) {
+    for (const Phase role : {Phase::kDecode, Phase::kPromptChunk}) {
+      test.role = role;
+      const TestMatrix got = RunAttentionCase(test, side, x, {5, kPositions});
+      for (int64_t r = 0; r < kPositions; ++r) {
+        for (int64_t i = 0; i < test.cols; ++i) {
+          ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 2e-4)
+              << test.name << " role " << static_cast<int>(role) << " row " << r;
         }
       }
     }

@@ -47,7 +47,7 @@ struct PerHeadBounds {
   double attention_part = 0;
 };
 
-/// Of a request's positions, then of its last rows as generated ones and as a prompt's.
+/// Checks a request's positions, then its last rows as generated ones and as a prompt's.
 inline void ExpectGroupedQueries(const Ops& ops, const PerHeadSizes& sizes,
                                  const PerHeadBounds& bounds) {
   constexpr float kEps = 1e-5F;

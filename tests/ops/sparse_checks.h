@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "tests/kernels/highest_of.h"
 #include "tests/ops/sparse_machine.h"
 
 namespace outrider::sparse_test {
@@ -95,16 +96,7 @@ struct IndexScores {
     }
   }
 
-  std::vector<int32_t> Choice(int32_t top_k) const {
-    std::vector<int32_t> order(scores.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
-    });
-    order.resize(std::min(order.size(), static_cast<size_t>(top_k)));
-    std::ranges::sort(order);
-    return order;
-  }
+  std::vector<int32_t> Choice(int32_t top_k) const { return HighestOf(scores, top_k); }
 };
 
 /// out: of one head, over what the row's list names. values: of all entries; q [entry].
@@ -449,15 +441,12 @@ inline void ExpectScoresThatAreNoNumbersToBeTheLowest(const Ops& ops, const Inde
     if (is_nan(t)) return 0.0F;
     return overflows(t) ? -1.0F : number_of(t);
   };
-  std::vector<int32_t> order(kTokens);
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) { return score(a) > score(b); });
+  std::vector<float> scores;
+  for (int32_t t = 0; t < kTokens; ++t) scores.push_back(score(t));
   ChoiceMachine machine(ops, sizes, /*ratio=*/1, keys);
   for (const int32_t top_k : {1, 20, 100, 200, 350}) {
-    std::vector<int32_t> want(order.begin(), order.begin() + top_k);
-    std::ranges::sort(want);
     EXPECT_EQ(machine.Choose(kTokens - 1, top_k, q, weights),
-              std::vector<std::vector<int32_t>>{want})
+              std::vector<std::vector<int32_t>>{HighestOf(scores, top_k)})
         << "top " << top_k;
   }
 }

@@ -157,7 +157,7 @@ TEST_P(StepInputsTest, TokensPositionsAndSlotsOfAllGroups) {
   const StepWeights w(ops, pool);
   TestStep large(c, StepGroups(), StepParts());
   ExpectRows(c, w, large.inputs(), large.layout());
-  // The same memory for a smaller step, then for the first again.
+  // One memory serves a large step, a smaller one, and the large one again.
   TestStep small(c, StepGroups(), {StepParts()[4], StepParts()[0]});
   const auto inputs = ops.MakeStepInputs();
   EXPECT_EQ(inputs->num_rows(), 0);

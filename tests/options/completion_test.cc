@@ -29,7 +29,7 @@ std::vector<std::string> Offered(const std::vector<std::string>& words) {
   std::string script = CompletionScript(Shell::kBash) + "COMP_WORDS=(outrider";
   for (const std::string& word : words) script += " '" + word + "'";
   script += ")\nCOMP_CWORD=" + std::to_string(words.size()) +
-            // Of a shell without a terminal; it tells a user's shell how to show names of files.
+            // A shell without a terminal lacks this builtin, which says how to show names of files.
             "\ncompopt() { :; }\n_outrider\nprintf '%s\\n' \"${COMPREPLY[@]}\" >&3\n";
   const TemporaryDirectory directory;
   const std::string path = directory.path() / "offered";

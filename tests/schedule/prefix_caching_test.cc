@@ -394,7 +394,7 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
         outcome.ended = r.ended();
       }
       r.computed += planned.num_tokens + outcome.accepted;
-      // Of a request that has ended the drafter sees what is published.
+      // The drafter sees a request that has ended only if it is published.
       if (outcome.ended && !planned.publishes) continue;
       const auto known = static_cast<int32_t>(r.tokens.size());
       for (int32_t g = 0; g < num_groups; ++g) {

@@ -13,7 +13,7 @@ struct HybridNames {
   std::string_view embedding;      // "model.embed_tokens.weight"
   std::string_view attention;      // precedes the names of a layer's attention: "self_attn."
   std::string_view decay;          // of a projection of one matrix; of two: _a_proj and _b_proj
-  std::string_view gate;           // the same of output gates
+  std::string_view gate;           // of a projection of output gates, likewise
   std::string_view latent_output;  // of latent attention
   std::string_view experts;        // precedes the names of a layer with experts
   std::string_view router_bias;    // behind `experts`

@@ -42,7 +42,7 @@ struct BlockScales {
 /// kF8E4M3 with kF4E2M1, of kBF16 with kI4.
 struct GroupScales {
   int64_t cols = 0;
-  int64_t stored_cols = 0;  // the same in the file: a multiple of cols
+  int64_t stored_cols = 0;  // columns that share one in the file: a multiple of cols
   DType dtype = DType::kF8E8M0;
   float global = 1;  // all values are multiplied by it too; finite, not 0
 };

@@ -5,18 +5,10 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/logits_tile.h"
 #include "outrider/ops/tokens_on_device.h"
 
 namespace outrider {
-
-namespace {
-
-// Logits are kept for as many rows at a time as fill about so many bytes, and at least for so many
-// rows. So over a small vocabulary all blocks of a step are drawn in one run.
-constexpr size_t kLogitsBytes = size_t{128} << 20;
-constexpr size_t kLeastLogitsRows = 256;
-
-}  // namespace
 
 BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cache,
                            const BlockDrafterOptions& options)
@@ -165,8 +157,8 @@ void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, const Modu
                               MatrixView<TokenRef> drafts) {
   const auto k = static_cast<size_t>(options_.k);
   confidences_.assign(blocks_.size() * k, 0);
-  const size_t row_bytes = static_cast<size_t>(model_->vocab_size()) * sizeof(float);
-  const size_t tile = std::max<size_t>(1, std::max(kLeastLogitsRows, kLogitsBytes / row_bytes) / k);
+  const size_t tile =
+      std::max<size_t>(1, static_cast<size_t>(LogitsTileRows(model_->vocab_size())) / k);
   for (size_t first = 0; first < blocks_.size(); first += tile) {
     LayOutDraws(requests, first, std::min(tile, blocks_.size() - first));
     tokens_.resize(rows_.size());

@@ -37,7 +37,7 @@ struct StepTimes {
   struct Batch {
     int32_t num_requests = 0;     // all verify: each has 1 + drafts rows
     std::vector<double> seconds;  // [k + 1]: of a step with 0 .. k drafts, drafting included
-    /// Of a step behind which drafts are looked up and none found; 0: there are always drafts.
+    /// A step behind which drafts are looked up and none found; 0: there are always drafts.
     double looking_seconds = 0;
   };
 

@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "outrider/base/error.h"
 #include "outrider/base/matrix_view.h"
 #include "outrider/draft/draft_length_policy.h"
 #include "outrider/networks/draft_model.h"
@@ -94,10 +93,8 @@ class Drafter {
 
   /// Ends what Launch has begun, with the results of Propose. requests: those of Launch, or some of
   /// them in their order, as the host knows them now.
-  virtual void Wait(Ticket /*ticket*/, std::span<const DraftRequest> /*requests*/,
-                    MatrixView<TokenRef> /*drafts*/) {
-    OUTRIDER_CHECK(false, "nothing was launched");
-  }
+  virtual void Wait(Ticket ticket, std::span<const DraftRequest> requests,
+                    MatrixView<TokenRef> drafts) = 0;
 
   /// Guesses what follows each request's last known token.
   ///

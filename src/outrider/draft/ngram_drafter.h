@@ -15,6 +15,11 @@ class NgramDrafter : public Drafter {
   int32_t max_drafts() const override { return k_; }
   DrafterReach reach() const override { return {}; }
   bool keeps_state() const override { return false; }
+  /// Proposes: Launch begins nothing.
+  void Wait(Ticket /*ticket*/, std::span<const DraftRequest> requests,
+            MatrixView<TokenRef> drafts) override {
+    Propose(requests, /*depth=*/0, /*target=*/{}, drafts);
+  }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<TokenRef> drafts) override;
   void Reset(int32_t, int32_t) override {}

@@ -141,11 +141,11 @@ std::vector<std::unique_ptr<Communicator>> MakeRankCommunicators(
   return MakeThreadCommunicators(static_cast<int32_t>(ranks.size()), seconds);
 }
 
-void FinishPreparing([[maybe_unused]] DeviceKind device,
-                     [[maybe_unused]] const std::vector<const Ops*>& ranks) {
+void WaitForPromptPlans([[maybe_unused]] DeviceKind device,
+                        [[maybe_unused]] const std::vector<const Ops*>& ranks) {
 #ifdef OUTRIDER_ENGINE_CUDA
   if (device != DeviceKind::kCuda) return;
-  for (const Ops* ops : ranks) static_cast<const cuda::CudaOps*>(ops)->FinishPreparing();
+  for (const Ops* ops : ranks) static_cast<const cuda::CudaOps*>(ops)->WaitForPromptPlans();
 #endif
 }
 

@@ -54,7 +54,7 @@ OpenedDevice OpenDevice(DeviceKind wanted, int32_t ranks = 1,
 
 /// Waits for what the GPUs of ranks prepare while weights are loaded. One of them may take longer
 /// than the others would wait for it in a step.
-void FinishPreparing(DeviceKind device, const std::vector<const Ops*>& ranks);
+void WaitForPromptPlans(DeviceKind device, const std::vector<const Ops*>& ranks);
 
 /// The memory of the GPU that has the least, in all and free.
 DeviceMemoryState LeastMemory(const std::vector<const Ops*>& ranks);

@@ -197,7 +197,7 @@ void ExecutorMaker::WarmUpDevice(const SchedulerConfig& scheduler) {
   if (plan_.device == DeviceKind::kCpu) return;
   try {
     if (weights_.size() == 1) return WarmUpRank(weights_.front(), scheduler);
-    FinishPreparing(plan_.device, ops_);
+    WaitForPromptPlans(plan_.device, ops_);
     // Passes of ranks meet, so each needs a thread from beginning to end.
     std::mutex mutex;
     std::exception_ptr first_error;

@@ -25,7 +25,6 @@
 #include <span>
 #include <vector>
 
-#include "outrider/base/error.h"
 #include "outrider/execute/draft_limit.h"
 #include "outrider/execute/request_parameters.h"
 #include "outrider/kv/host_cache.h"
@@ -97,14 +96,9 @@ class Executor : public PageAccess {
   /// The request has finished, was aborted or preempted.
   virtual void Release(int32_t slot) = 0;
 
-  /// Bytes that ReadPage and WritePage copy: a page of the cache on all ranks, with what the
-  /// drafter keeps of it. Both take effect in order with the other calls, and return then. 0: pages
-  /// cannot be copied.
-  virtual int64_t page_bytes() const { return 0; }
-  void ReadPage(int32_t /*page*/, std::span<std::byte> /*to*/) override { OUTRIDER_CHECK(false); }
-  void WritePage(int32_t /*page*/, std::span<const std::byte> /*from*/) override {
-    OUTRIDER_CHECK(false);
-  }
+  /// Bytes that ReadPage and WritePage (PageAccess) copy: a page of the cache on all ranks, with
+  /// what the drafter keeps of it. Both take effect in order with the other calls, and return then.
+  virtual int64_t page_bytes() const = 0;
 
   /// Starts a step of requests that have slots. Its drafter proposes up to `num_drafts` tokens for
   /// the next. Reads the plan and its block tables during the call only if max_in_flight() > 1,

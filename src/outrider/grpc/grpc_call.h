@@ -71,7 +71,7 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
   void Begin();
   std::optional<::grpc::Status> Start();
   void GoOn();    // after Sent
-  void GiveUp();  // the same
+  void GiveUp();  // after Sent
   void Advance();
   /// False: there is nothing to send now.
   bool Produce();

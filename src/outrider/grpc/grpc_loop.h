@@ -30,7 +30,7 @@ class GrpcLoop {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void()>> jobs_;  // guarded by mutex_
-  bool closed_ = false;                      // the same
+  bool closed_ = false;                      // guarded by mutex_
   std::thread thread_;
 };
 

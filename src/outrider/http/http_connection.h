@@ -93,9 +93,10 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
   HttpStream stream_;
   HttpServerState& server_;
-  const std::string peer_;                       // HttpRequest::peer
-  boost::asio::steady_timer signal_timer_;       // never expires; cancelled to resume ServeLoop
-  boost::asio::steady_timer input_space_timer_;  // the same for ReadLoop, when `input_` is full
+  const std::string peer_;                  // HttpRequest::peer
+  boost::asio::steady_timer signal_timer_;  // never expires; cancelled to resume ServeLoop
+  boost::asio::steady_timer
+      input_space_timer_;  // cancelled to resume ReadLoop, which waits for room in `input_`
   bool signalled_ = false;
 
   Phase phase_ = Phase::kOpen;

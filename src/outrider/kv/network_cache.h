@@ -13,9 +13,9 @@ namespace outrider {
 /// What the entries of a layer are, which decides how a cache keeps their numbers.
 enum class CacheUse : uint8_t {
   kEntries,    // what attention reads
-  kPlain,      // the same of latent and grouped-query attention: in 8 bits, codes without scales
+  kPlain,      // kEntries of latent and grouped-query attention: in 8 bits, codes without scales
   kIndexKeys,  // what an indexer chooses entries by
-  kTokenKeys,  // the same where every token has a key (DeepSeek-V3.2, GLM-5)
+  kTokenKeys,  // kIndexKeys where every token has a key (DeepSeek-V3.2, GLM-5)
   kState,      // rows that entries are still to be made of: always float32
 };
 

@@ -12,7 +12,7 @@ namespace {
 /// What a layer's compressors and its indexer make of x.
 struct InputRows {
   Tensor compressor;  // [rows, 2 * channels]: values, then gates
-  Tensor indexer;     // the same of the indexer's
+  Tensor indexer;     // values and gates of the indexer's compressor
   Tensor weights;     // [rows, index heads]
 };
 

@@ -31,8 +31,8 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
                       const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm = {},
                       ChosenExperts chosen = {});
 
-/// The same mixture, of at most Ops::mlp_tile rows, without the sum. The results lie in the arena,
-/// as MoeOps::Route says.
+/// Computes a mixture's outputs of at most Ops::mlp_tile rows, and leaves their sum to the caller.
+/// They lie in the arena, as MoeOps::Route says.
 ExpertSum ExpertOutputs(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
                         const StepInputs& inputs, Tensor h, ChosenExperts chosen = {});
 

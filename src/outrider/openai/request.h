@@ -64,7 +64,7 @@ struct AnswerOptions {
   std::string echoed_message = {};                 // chat: comes before the content
   bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
-  std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
+  std::optional<int32_t> prompt_logprobs = std::nullopt;  // beside each token of the prompt
   TokenForm token_form = TokenForm::kOutrider;
   bool sglangs_experts = false;   // experts in SGLang's form beside vLLM's
   CustomTools custom_tools = {};  // whose argument "input" is told as their whole input

@@ -23,7 +23,7 @@ enum class HeaderKind : uint8_t {
 /// How a call's arguments are written.
 enum class ArgumentsForm : uint8_t {
   kJson,        // one JSON object
-  kFencedJson,  // the same in a Markdown block
+  kFencedJson,  // one JSON object in a Markdown block
   /// <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, with string values as they are and others
   /// as JSON: the tool's schema tells which are which.
   kKeysAndValues,
@@ -54,7 +54,7 @@ struct ToolFormat {
   std::string_view inner_mark;            // a token within the marks; empty: there is none
   bool section_per_call;                  // each call has a section of its own
   std::string_view parameter_begin = {};  // kAttributes, kNamedTags: up to the name
-  std::string_view parameter_end = {};    // the same: after the value
+  std::string_view parameter_end = {};    // kAttributes, kNamedTags: after the value
 };
 
 /// Around the arguments of kKeysAndValues.

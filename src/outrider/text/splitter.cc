@@ -132,7 +132,7 @@ void Splitter::Split(std::string_view text, SplitWorkspace* workspace,
   pcre2_set_match_limit(work.context.get(),
                         static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
   size_t position = 0;  // in the subject
-  size_t byte = 0;      // the same in the text
+  size_t byte = 0;      // in the text
   // The next characters of the text, up to `end` in the subject.
   const auto take = [&](size_t end) {
     const size_t start = byte;

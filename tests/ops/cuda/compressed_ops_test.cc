@@ -29,7 +29,7 @@ TEST_P(CompressedCudaOpsTest, ALayerIsFloat64s) {
                                           .attention = {.rest = 0.01, .part = 0.02}});
 }
 
-// Of a step of a few rows, and of one of more rows than the tables of a short one have room for.
+// Steps have a few rows, and more than the tables of a short step have room for.
 TEST_P(CompressedCudaOpsTest, AttentionIsPlannedOnceForAllLayersOfAKind) {
   for (const int32_t rows : {130, 4500}) {
     const CudaOps gpu;

@@ -115,7 +115,10 @@ TEST_F(CudaOpsTest, EveryRowAloneAndTheReference) {
 }
 
 TEST_F(CudaOpsTest, AttentionInPiecesAndTheReference) {
-  for (const AttentionCase& test : AttentionCases()) {
+  for (const AttentionCase& test : AttentionCases(kMla)) {
+    CheckAttentionCase(test, *gpu_, cpu_.get(), random_);
+  }
+  for (const AttentionCase& test : AttentionCasesOfEightBits(kMla)) {
     CheckAttentionCase(test, *gpu_, cpu_.get(), random_);
   }
   for (const AttentionCase& test : AttentionCasesOfFewEntries()) {
@@ -173,8 +176,9 @@ TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
       places.insert(places.end(), static_cast<size_t>(length),
                     r % 3 == 0 ? -1 : 2 * kCount - 1 - r);
       if (places.back() >= 0) kept[static_cast<size_t>(places.back())] = back;
-      for (int32_t b = 0; b < 8; ++b)
+      for (int32_t b = 0; b < 8; ++b) {
         blocks[static_cast<size_t>(r)].push_back((r * 8 + b * 5) % 977);
+      }
       late.push_back({.slot = r,
                       .context_length = context,
                       .tokens = tokens,
@@ -317,91 +321,6 @@ TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
   std::array<int32_t, 6> got = {};
   Copy(got.data(), places, sizeof(got));
   EXPECT_EQ(got, (std::array<int32_t, 6>{300, -1, -1, -1, 640, -1}));
-}
-
-/// Entries of a request's positions and attention to them, in pieces that end at `ends`.
-TestMatrix RunAttention(OpsSide& side, const TestMatrix& kv, const TestMatrix& q, Phase phase,
-                        DType cache_type, const std::vector<int32_t>& ends) {
-  const Scratch::Frame frame(side.arena());
-  const Context c = side.context();
-  const Ops& ops = side.ops();
-  const auto positions = static_cast<int32_t>(kv.view_rows);
-  const int32_t width = kMla.latent + kMla.rope;
-  const int64_t layer = int64_t{kBlock} * width;
-  const std::vector<int32_t> blocks = {2, 0, 3, 7, 5, 1};
-  const size_t size = DTypeSize(cache_type);
-  Buffer memory = ops.Allocate(static_cast<size_t>(8 * kLayers * layer) * size);
-  const LayerCache cache = {
-      .data = memory.data() + static_cast<size_t>((kLayers - 1) * layer) * size,
-      .dtype = cache_type,
-      .block_size = kBlock,
-      .width = width,
-      .block_stride = kLayers * layer,
-      .num_blocks = 8};
-  const Tensor all_kv = side.Put(kv);
-  const Tensor all_q = side.Put(q);
-  TestMatrix result(positions, kMla.heads * kMla.value);
-  int32_t first = 0;
-  for (const int32_t end : ends) {
-    const int32_t count = end - first;
-    const auto step = OneRequest(c, count, first, phase, blocks);
-    const StepInputs& inputs = step->inputs();
-    const Tensor kv_rows = c.Rows(count, width);
-    ops.Copy(c, all_kv.Rows(first, count), kv_rows);
-    const Rotary rotary = RotaryOf(c, kMla, inputs);
-    ops.mla()->WriteLatentEntries(
-        c, kMla, inputs,
-        {.kv = kv_rows, .norm = side.weights().latent_norm, .rotary = rotary, .cache = cache});
-    const Tensor queries = c.Rows(count, q.view_cols);
-    ops.Copy(c, all_q.Rows(first, count), queries);
-    const Tensor out = c.Rows(count, kMla.heads * kMla.value);
-    if (phase == Phase::kDecode) {
-      const Tensor absorbed = c.Rows(count, int64_t{kMla.heads} * width);
-      const Tensor latent = c.Rows(count, int64_t{kMla.heads} * kMla.latent);
-      ops.mla()->Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
-      // Twice: the plan of the first call serves the second.
-      for (int layer_call = 0; layer_call < 2; ++layer_call) {
-        ops.mla()->DecodeAttention(c, kMla, inputs, {.q = absorbed, .out = latent, .cache = cache});
-      }
-      ops.mla()->Unabsorb(c, kMla, side.weights().kv_up, latent, out);
-    } else {
-      ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
-      ops.mla()->PromptAttention(c, kMla, side.weights().kv_up, inputs,
-                                 {.q = queries, .out = out, .cache = cache});
-    }
-    const TestMatrix rows = side.Get(out);
-    std::copy_n(rows.values.data(), rows.values.size(), result.view().row(first));
-    first = end;
-  }
-  return result;
-}
-
-TEST_F(CudaOpsTest, EntriesAndAttentionInPieces) {
-  constexpr int32_t kPositions = 83;
-  const TestMatrix kv = Rounded(TestMatrix::Random(kPositions, kMla.latent + kMla.rope, random_));
-  const TestMatrix q =
-      Rounded(TestMatrix::Random(kPositions, kMla.heads * (kMla.nope + kMla.rope), random_));
-  for (const Phase phase : {Phase::kDecode, Phase::kPromptChunk}) {
-    const TestMatrix want = RunAttention(*cpu_, kv, q, phase, DType::kBF16, {kPositions});
-    for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
-      const std::string form =
-          fmt::format("{}, {}", phase == Phase::kDecode ? "absorbed" : "expanded", DTypeName(type));
-      const TestMatrix whole = RunAttention(*gpu_, kv, q, phase, type, {kPositions});
-      const TestMatrix pieces =
-          RunAttention(*gpu_, kv, q, phase, type, {1, 2, 17, 48, 80, kPositions});
-      // Three bits of mantissa: entries are off by up to a sixteenth.
-      const float tolerance = type == DType::kBF16 ? 3e-2F : 0.2F;
-      for (int32_t r = 0; r < kPositions; ++r) {
-        ASSERT_TRUE(SameBits(pieces.view().row(r), whole.view().row(r), whole.view_cols))
-            << form << " row " << r;
-        for (int64_t i = 0; i < want.view_cols; ++i) {
-          const float expected = want.view().row(r)[i];
-          ASSERT_NEAR(whole.view().row(r)[i], expected, tolerance * (1 + std::fabs(expected)))
-              << form << " row " << r << " column " << i;
-        }
-      }
-    }
-  }
 }
 
 // Each shape of a step's layers has a plan and a work space, which serve all layers of the shape.

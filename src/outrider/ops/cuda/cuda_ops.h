@@ -99,7 +99,7 @@ class CudaOps : public Ops,
     prompt_plans_->Prepare(shape, shape.query_stride());
   }
   /// Waits for what PreparePrompts has begun.
-  void FinishPreparing() const { prompt_plans_->Finish(); }
+  void WaitForPromptPlans() const { prompt_plans_->Wait(); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
@@ -218,7 +218,7 @@ class CudaOps : public Ops,
   void HeadPart(Tensor x, const Weight& w, Tensor part) const;
   /// A product with a weight that ranks share: brings its input together, or its columns.
   void MultiplyShared(const Context& context, const Product& product) const;
-  /// The same with rows in chunks, which travel while others are multiplied.
+  /// Does so with rows in chunks, which travel while others are multiplied.
   void MultiplyInChunks(const Context& context, const Product& product,
                         const RowChunks& chunks) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,

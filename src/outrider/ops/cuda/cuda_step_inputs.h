@@ -160,7 +160,7 @@ class CudaStepInputs : public StepInputs {
   void AssignMoves(std::span<const int32_t> places);
   /// Moves rows on the device, whose places and requests are there.
   void Move(size_t places_at, size_t requests_at) const;
-  /// The same of what is read of requests of a group.
+  /// Moves rows with the arrays of the requests of a group; params has the rest.
   void Move(MoveRowsParams& params, const RequestArrays& at, const DecodeRequests& requests) const;
 
   cudaStream_t stream_;

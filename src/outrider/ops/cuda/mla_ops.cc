@@ -90,7 +90,7 @@ void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
   params.slot_mapping = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
   params.cache_type = TypeOf(args.cache);
-  params.block_stride = args.cache.block_stride;
+  params.block_stride = BlockBytes(args.cache);
   params.block_size = args.cache.block_size;
   if (args.q_norm != nullptr) {
     // The kernel reads both from rows of one stride.

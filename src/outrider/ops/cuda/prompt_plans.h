@@ -22,12 +22,12 @@ class PromptPlans {
   /// Begins to make one.
   void Prepare(const MlaShape& shape, int64_t query_stride) { PlanOf(shape, query_stride); }
   /// Waits for all that were begun. Throws what making one threw.
-  void Finish() {
-    for (auto& [key, plan] : plans_) plan.Finish();
+  void Wait() {
+    for (auto& [key, plan] : plans_) plan.Wait();
   }
   /// Waits until it is there.
   PromptAttention& Of(const MlaShape& shape, int64_t query_stride) {
-    return PlanOf(shape, query_stride).Finish();
+    return PlanOf(shape, query_stride).Wait();
   }
 
  private:
@@ -35,7 +35,7 @@ class PromptPlans {
     std::future<std::unique_ptr<PromptAttention>> coming;
     std::unique_ptr<PromptAttention> made;
 
-    PromptAttention& Finish() {
+    PromptAttention& Wait() {
       if (!made) made = coming.get();
       return *made;
     }

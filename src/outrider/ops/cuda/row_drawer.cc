@@ -12,12 +12,6 @@
 
 namespace outrider::cuda {
 
-namespace {
-
-constexpr int64_t kLeastTileRows = 256;
-
-}  // namespace
-
 RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& rows,
                                      int32_t num_tokens, std::span<const DrawnRows> requests,
                                      Drawers drawers) {
@@ -80,8 +74,7 @@ void RowDrawer::DrawToPlaces(const Context& context, const HeadRows& rows, int32
 void RowDrawer::Draw(const Context& context, const HeadRows& rows, int32_t num_tokens,
                      std::span<const DrawnRows> requests, DrawResults results, Kind kind) {
   ops_.WorkBegins();
-  const auto row_bytes = static_cast<int64_t>(rows.head.rows * sizeof(float));
-  const int64_t most_rows = std::max(kLeastTileRows, tile_bytes_ / row_bytes);
+  const int64_t most_rows = LogitsTileRows(rows.head.rows, tile_bytes_);
   while (!requests.empty()) {
     size_t size = 0;
     int32_t count = 0;

@@ -12,14 +12,10 @@
 #include "outrider/kernels/cuda/sampling/verify_drafts.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/staged_arrays.h"
+#include "outrider/ops/logits_tile.h"
 #include "outrider/ops/step_sampler.h"
 
 namespace outrider::cuda {
-
-/// Logits are made for as many rows at a time as fill about so many bytes, at least for 256. So a
-/// step over a small vocabulary is one tile: few launches, and no wait for the copy of an earlier
-/// tile's arrays.
-inline constexpr int64_t kLogitsTileBytes = int64_t{128} << 20;
 
 /// The rows of logits of one request.
 struct DrawnRows {

@@ -158,7 +158,7 @@ class QueryRowsTest : public HopperTest<> {
     CudaOk(cudaDeviceSynchronize(), "run");
     Finished finished = {has_indexer ? q.Download() : from.Download(), index.Download()};
     if (has_indexer) return finished;
-    // As many numbers of each row as the heads have.
+    // Leaves out what stands behind the heads of a row.
     std::vector<uint16_t> dense;
     for (int row = 0; row < rows; ++row) {
       const auto begin = finished.q.begin() + int64_t{row} * kProducts;

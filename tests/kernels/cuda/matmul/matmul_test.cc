@@ -520,7 +520,7 @@ INSTANTIATE_TEST_SUITE_P(HopperNvfp4, MatMulTest, CasesOf(WeightFormat::kNvfp4),
 
 using MatMulPromptTest = HopperTest<>;
 
-// As many rows as a step of prompts has, beside some of them by themselves and the CPU's.
+// Rows of a whole step of prompts are compared with some of them by themselves and the CPU's.
 TEST_F(MatMulPromptTest, ProductsOf16384Rows) {
   constexpr int kMany = 16384;
   for (const Case& c :

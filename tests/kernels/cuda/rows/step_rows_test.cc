@@ -190,6 +190,37 @@ TEST_F(WriteLatentTest, MatchesTheCpuReferenceAndKeepsBits) {
   }
 }
 
+// Other layers' bytes lie between the blocks of a layer.
+TEST_F(WriteLatentTest, BlocksMayLieApart) {
+  constexpr int kBlock = 16;
+  constexpr int kBlocks = (kSlots + kBlock - 1) / kBlock;
+  for (const bool e4m3 : {false, true}) {
+    const size_t width = 576 * (e4m3 ? 1 : 2);
+    const size_t stride = kBlock * width + 48;
+    const auto run = [&](int64_t block_stride) {
+      const DeviceArray<uint8_t> cache(kBlocks * stride, 0xEE);
+      const DeviceArray<uint16_t> q_out(size_t{kRows} * kQueryColumns, 0xEE);
+      LatentWriteParams params = Params(0, kRows, DType::kBF16);
+      params.cache = cache.data();
+      params.cache_type = e4m3 ? MlaCacheType::kE4m3 : MlaCacheType::kBf16;
+      params.block_stride = block_stride;
+      params.block_size = kBlock;
+      params.q_out = q_out.data();
+      CudaOk(WriteLatentRows(params, nullptr), "WriteLatentRows");
+      return cache.Download();
+    };
+    const std::vector<uint8_t> together = run(0);
+    const std::vector<uint8_t> apart = run(static_cast<int64_t>(stride));
+    std::vector<uint8_t> want(apart.size(), 0xEE);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      std::copy_n(
+          together.begin() + static_cast<int64_t>(slot * width), width,
+          want.begin() + static_cast<int64_t>(slot / kBlock * stride + slot % kBlock * width));
+    }
+    EXPECT_EQ(apart, want) << (e4m3 ? "e4m3" : "bf16");
+  }
+}
+
 TEST_F(WriteLatentTest, RefusesWhatItCannotDo) {
   LatentWriteParams params = Params(0, 1, DType::kBF16);
   params.q_columns = 2052;
@@ -198,6 +229,10 @@ TEST_F(WriteLatentTest, RefusesWhatItCannotDo) {
   EXPECT_THROW(static_cast<void>(WriteLatentRows(params, nullptr)), Error);
   params = Params(0, 1, DType::kBF16);
   params.cache_scale = 0;
+  EXPECT_THROW(static_cast<void>(WriteLatentRows(params, nullptr)), Error);
+  params = Params(0, 1, DType::kBF16);
+  params.block_size = 16;
+  params.block_stride = 16 * 576 * 2 + 8;
   EXPECT_THROW(static_cast<void>(WriteLatentRows(params, nullptr)), Error);
 }
 

@@ -10,6 +10,7 @@
 #include "outrider/base/error.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/sparse/sparse_world.h"
+#include "tests/kernels/highest_of.h"
 
 namespace outrider::cuda {
 namespace {
@@ -22,15 +23,7 @@ std::vector<int32_t> Choose(std::vector<float> scores, int top_k) {
   for (float& score : scores) {
     if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
   }
-  std::vector<int32_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (static_cast<int>(scores.size()) <= top_k) return order;
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
-  });
-  order.resize(static_cast<size_t>(top_k));
-  std::sort(order.begin(), order.end());
-  return order;
+  return HighestOf(scores, top_k);
 }
 
 class ChooseEntriesTest : public HopperTest<> {

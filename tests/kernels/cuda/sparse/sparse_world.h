@@ -73,7 +73,7 @@ class SparseEntries {
       }
     }
   }
-  /// The same entries as e4m3 codes, two of them in what counts as a number.
+  /// Makes e4m3 codes of the entries, two in what counts as a number.
   SparseEntries AsCodes() const {
     SparseEntries codes(*this);
     codes.width_ = width_ / 2;

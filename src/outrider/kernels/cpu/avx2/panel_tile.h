@@ -33,7 +33,7 @@ struct TileArgs {
   int64_t first_panel;        // in that
   const std::byte* prefetch;  // read ahead from here, prefetch_step bytes per round
   int64_t prefetch_step;
-  const std::byte* far_prefetch;  // the same, into L2
+  const std::byte* far_prefetch;  // read ahead into L2, from here
 };
 
 inline void Prefetch(const std::byte* line) {

@@ -20,7 +20,7 @@ namespace outrider::cuda {
 enum class WeightFormat {
   kBf16,
   kF8,            // e4m3 codes; a scale per 128 columns and 8 rows (from blocks of 128x128)
-  kF8PowerOfTwo,  // the same where all scales are powers of two in [2^-64, 2^7]
+  kF8PowerOfTwo,  // kF8 whose scales are all powers of two in [2^-64, 2^7]
   kF8Rows,        // e4m3 codes; a float32 scale per row
   kInt4,          // integers from -8 to 7; a bf16 scale per row and 32 columns
   kFp4,           // e2m1 codes; a power of two per row and 32 columns
@@ -108,7 +108,7 @@ enum class OutputType { kBf16, kF32 };
 /// multiprocessor.
 enum class MatMulVariant {
   kUsual,  // 64 rows of the weight (e4m3 and 128 rows of x: 128), several blocks
-  kDeep,   // the same with more stages: bf16 alone on its multiprocessor; up to 64 rows of x
+  kDeep,   // kUsual with more stages: bf16 alone on its multiprocessor; up to 64 rows of x
   kPair,   // bf16: 128 rows, one block; e2m1: 128 rows, two blocks
   kWide,   // 192 rows (e4m3: 128), one block
 };

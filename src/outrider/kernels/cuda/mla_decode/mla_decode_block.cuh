@@ -108,7 +108,7 @@ struct SplitWalk {
     tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
     split_end =
         splits.base == 0 ? item.key_end : min(item.key_end, NextSplit(splits, item.key_begin));
-    first_split = !IsSecondPart(item);
+    first_split = !item.is_second_part();
   }
   /// Whether a tile whose keys end before `key` is the split's last.
   __device__ bool Ends(int key) const { return key >= split_end; }
@@ -116,7 +116,7 @@ struct SplitWalk {
   /// Whether the split's end gives a result: always for an item that begins later than its request
   /// and leaves partial results.
   __device__ bool Emits(const MlaItem& item) const {
-    return Last(item) || (item.key_begin > 0 && item.partial_unit >= 0);
+    return Last(item) || (item.key_begin > 0 && item.leaves_partials());
   }
   __device__ void Advance(const MlaItem& item, const MlaSplits& splits) {
     first_split = Emits(item);
@@ -127,7 +127,7 @@ struct SplitWalk {
   /// Where row `row` of the result goes among the partial results.
   __device__ size_t PartialRow(const MlaItem& item, int rows, int row) const {
     const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
-    const int first = item.partial_unit & (kMlaFirstPart - 1);
+    const int first = item.unit();
     return static_cast<size_t>(first + emitted * units) * kMlaUnitRows + row;
   }
 };

@@ -10,7 +10,7 @@ namespace outrider::cuda {
 /// Where a second part's first split finds what the first part left, or a negative number.
 template <bool kSharedTiles>
 __device__ __forceinline__ int EarlierUnit(const MlaItem& item) {
-  return kSharedTiles ? -2 - item.partial_unit : -1;
+  return kSharedTiles ? item.earlier_unit() : -1;
 }
 
 /// The numbers of row `row` at a split's end: the split's reference and this thread's part of its
@@ -22,7 +22,7 @@ __device__ __forceinline__ void FinishRowNumbers(const MlaKernelArguments& args,
                                                  const MlaItem& item, const SplitWalk& walk,
                                                  int row, float reference, float sum,
                                                  MlaRowState* state, MlaSplitNumbers& numbers) {
-  const int rows = item.rows & 255;
+  const int rows = item.num_rows();
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   const MlaRowState split = {reference, sum};
@@ -39,7 +39,7 @@ __device__ __forceinline__ void FinishRowNumbers(const MlaKernelArguments& args,
   numbers.normal[row] = PowerOfTwo(-split.exponent());
   numbers.fold[row] = make_float2(keep, add);
   if (!walk.Emits(item) || row >= rows) return;
-  if (item.partial_unit >= 0) {
+  if (item.leaves_partials()) {
     args.workspace.partial_stats[walk.PartialRow(item, rows, row)] =
         make_float2(state->reference, state->sum);
   } else {
@@ -98,10 +98,10 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
   auto rounded = [&](int i) {
     return __floats2half2_rn(output[2 * i] * normal[i % 2], output[2 * i + 1] * normal[i % 2]);
   };
-  const bool leaves = item.partial_unit >= 0 && walk.Emits(item);
+  const bool leaves = item.leaves_partials() && walk.Emits(item);
   uint4* left = nullptr;
   if (leaves) {
-    const size_t unit = walk.PartialRow(item, item.rows & 255, row0) / kMlaUnitRows;
+    const size_t unit = walk.PartialRow(item, item.num_rows(), row0) / kMlaUnitRows;
     left = ResultColumns(args.workspace, unit, group) + FreshThread() % 32;
   }
   auto leave = [&](int i) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
     }
     return;
   }
-  if (kSharedTiles && IsSecondPart(item)) {
+  if (kSharedTiles && item.is_second_part()) {
     WaitForResults(args.workspace, TilePlanIndex(item), 1, epoch);
     __syncwarp();
     const int unit = EarlierUnit<kSharedTiles>(item) + row0 / kMlaUnitRows;
@@ -157,9 +157,9 @@ __device__ __forceinline__ void WriteOutput(const MlaKernelArguments& args, cons
   StoreRows(reinterpret_cast<uint8_t*>(args.output) +
                 (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes +
                 group * (kResultRowBytes / 2) + FreshThread() % 4 * 16,
-            (item.rows & 255) - row0, [&](int i) {
+            item.num_rows() - row0, [&](int i) {
               // A row that is none is not written; it is taken for the last.
-              const int row = min(row0 + i % 2 * 8, (item.rows & 255) - 1);
+              const int row = min(row0 + i % 2 * 8, item.num_rows() - 1);
               return results(item.first_row + row, group, i / 2 * 8, columns[i], factor[i % 2]);
             });
 }

@@ -9,20 +9,45 @@
 
 namespace outrider::cuda {
 
-/// One block's task: a row tile of a request against keys [key_begin, key_end), whole splits.
+/// One block's task: a row tile of a request against keys [key_begin, key_end), whole splits. It
+/// makes the output, or leaves partial results in the workspace, in units of 16 rows. Of a tile
+/// that two items share (bf16), the first part leaves one result, and the second goes on from it
+/// and makes the output.
 struct alignas(32) MlaItem {
   int request;
   int key_begin;
   int key_end;
-  // First 16-row unit of the partial results that it leaves, or -1: it writes the output. bf16, a
-  // tile that two items share: kMlaFirstPart + unit leaves a result that the other goes on from,
-  // -2 - unit goes on from it and writes the output.
-  int partial_unit;
-  int first_row;  // of the tile in q's rows (token * heads + head)
-  int rows;       // low 8 bits: rows of the tile; above: first row's index in its request
+  int result_bits;  // -1: the output; unit, kFirstPart + unit, or -2 - unit
+  int first_row;    // of the tile in q's rows (token * heads + head)
+  int rows_bits;    // low 8 bits: rows of the tile; above: the first one's index in its request
   int seq_len;
   int context;  // seq_len - query length
+
+  static constexpr int kFirstPart = 1 << 30;
+
+  __host__ __device__ __forceinline__ void MakeOutput() { result_bits = -1; }
+  __host__ __device__ __forceinline__ void LeavePartials(int unit) { result_bits = unit; }
+  __host__ __device__ __forceinline__ void BeFirstPart(int unit) {
+    result_bits = kFirstPart + unit;
+  }
+  __host__ __device__ __forceinline__ void BeSecondPart(int unit) { result_bits = -2 - unit; }
+  /// Partial results, also as a first part; else the output.
+  __host__ __device__ __forceinline__ bool leaves_partials() const { return result_bits >= 0; }
+  __host__ __device__ __forceinline__ bool is_second_part() const { return result_bits < -1; }
+  /// The first unit of the partial results.
+  __host__ __device__ __forceinline__ int unit() const { return result_bits & (kFirstPart - 1); }
+  /// The first unit of the partial results in a step without shared tiles.
+  __host__ __device__ __forceinline__ int unshared_unit() const { return result_bits; }
+  /// The unit that a second part goes on from; negative for other items.
+  __host__ __device__ __forceinline__ int earlier_unit() const { return -2 - result_bits; }
+
+  __host__ __device__ __forceinline__ void SetRows(int first, int count) {
+    rows_bits = count | (first << 8);
+  }
+  __host__ __device__ __forceinline__ int num_rows() const { return rows_bits & 255; }
+  __host__ __device__ __forceinline__ int row_in_request() const { return rows_bits >> 8; }
 };
+static_assert(sizeof(MlaItem) == 8 * sizeof(int));  // ItemOfWords
 
 /// A row tile whose partial results must be folded, or one without keys (count 0).
 struct alignas(32) MlaFoldTile {
@@ -35,14 +60,27 @@ struct alignas(32) MlaFoldTile {
   int pad[2];
 };
 
-/// How the plan cuts a row tile.
+/// How the plan cuts a row tile: it stays whole, two items share it, or it is cut in pieces.
 struct alignas(16) MlaTilePlan {
-  int pieces;      // or -position: two items share the tile, the second from `position` on
-  int partials;    // results that are folded
-  int first_unit;  // of these; -1: none
-  // While the plan is made: the number of the tile among those that stay whole, or -1. Afterwards
-  // items that have left results.
-  int count;
+  int pieces_bits;  // pieces, or -position of a shared tile
+  int partials;     // results that are folded
+  int first_unit;   // of these; -1: none
+  int last_bits;    // the number of a whole tile, or reports
+
+  __host__ __device__ __forceinline__ bool is_uncut() const { return pieces_bits <= 1; }
+  __host__ __device__ __forceinline__ int pieces() const { return pieces_bits; }
+  __host__ __device__ __forceinline__ bool is_shared() const { return pieces_bits < 0; }
+  /// Where the second item of a shared tile begins, > 0.
+  __host__ __device__ __forceinline__ int position() const { return -pieces_bits; }
+
+  // While the plan is made: a tile's number among those that stay whole, or -1.
+  __host__ __device__ __forceinline__ void SetWholeNumber(int number) { last_bits = number; }
+  __host__ __device__ __forceinline__ int whole_number() const { return last_bits; }
+  __host__ __device__ __forceinline__ bool is_numbered() const { return last_bits >= 0; }
+
+  // Afterwards: items that have left results.
+  __host__ __device__ __forceinline__ void ClearReports() { last_bits = 0; }
+  __host__ __device__ __forceinline__ int* reports() { return &last_bits; }
 };
 
 /// Row tiles whose partial results are folded, and the most rows that one of them has.
@@ -60,10 +98,6 @@ struct MlaCounters {
   MlaFoldCount folds;
   int used_units;
 };
-
-inline constexpr int kMlaFirstPart = 1 << 30;
-
-__device__ __forceinline__ bool IsSecondPart(const MlaItem& item) { return item.partial_unit < -1; }
 
 inline constexpr int kMlaUnitRows = 16;
 inline constexpr int kMlaLeastTileRows = 16;
@@ -84,7 +118,7 @@ struct MlaWorkspace {
 
 /// Where an item's row tile is among all of a step's (bf16).
 __device__ __forceinline__ int TilePlanIndex(const MlaItem& item) {
-  const int row = item.rows >> 8;
+  const int row = item.row_in_request();
   return (item.first_row - row) / kMlaTileRows + item.request + row / kMlaTileRows;
 }
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ void IssueRotary(const MlaKernelArguments& args,
 __device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, MlaShared& shared,
                                              const MlaItem& item) {
   if (item.request < 0) return;
-  const int groups = ((item.rows & 255) + 7) / 8;
+  const int groups = (item.num_rows() + 7) / 8;
   BarrierArriveExpect(&shared.q_full, groups * 9 * kGroupBytes);
 #pragma unroll 1
   for (int i = 0; i < groups; ++i) {

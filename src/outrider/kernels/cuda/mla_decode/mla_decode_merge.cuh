@@ -25,7 +25,7 @@ struct PlainResults {
 /// An item has left all its partial results. One thread, after a barrier among all that wrote.
 __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, const MlaItem& item) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
-                   &workspace.tile_plans[TilePlanIndex(item)].count)
+                   workspace.tile_plans[TilePlanIndex(item)].reports())
                : "memory");
 }
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, con
 __device__ __forceinline__ void WaitForResults(const MlaWorkspace& workspace, int plan, int items,
                                                int epoch) {
   const int wanted = (epoch + 1) * items;
-  const int* reported = &workspace.tile_plans[plan].count;
+  const int* reported = workspace.tile_plans[plan].reports();
   int count;
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(reported) : "memory");

@@ -26,7 +26,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
     MlaItem item = TakeItem(shared.item[item_count % kItemSlots]);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
-    const bool has_rows = warp * 16 < (item.rows & 255);  // this warp has rows of the item
+    const bool has_rows = warp * 16 < item.num_rows();  // this warp has rows of the item
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
       BarrierWait(&shared.p_full, tile_count & 1);
@@ -81,13 +81,13 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
         FoldColumns<kSharedTiles>(args, item, walk, shared.epoch, group, row0, numbers, output,
                                   columns);
       }
-      if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
-      if (has_rows && walk.Last(item) && item.partial_unit < 0) {
+      if (kSharedTiles && item.is_second_part()) item.MakeOutput();
+      if (has_rows && walk.Last(item) && !item.leaves_partials()) {
         WriteOutput(args, item, group, row0, numbers, columns);
       }
       walk.Advance(item, args.splits);
     }
-    if (item.partial_unit >= 0) {
+    if (item.leaves_partials()) {
       NamedSync(kResultsBarrier, kOutputThreads);
       if (threadIdx.x == 0) ReportResults(args.workspace, item);
     }

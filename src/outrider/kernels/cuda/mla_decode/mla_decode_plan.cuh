@@ -138,7 +138,8 @@ __device__ __forceinline__ void NumberWholeTiles(const MlaPlanArguments& args, i
   ForEachTile(args, [&](const PlanTile& tile) {
     const bool large = tile.keys + kItemCost > share / 8;
     const bool fits = tile.keys + kItemCost <= share;
-    args.workspace.tile_plans[tile.index].count = large && fits ? atomicAdd(&counts.whole, 1) : -1;
+    args.workspace.tile_plans[tile.index].SetWholeNumber(large && fits ? atomicAdd(&counts.whole, 1)
+                                                                       : -1);
   });
 }
 
@@ -185,14 +186,14 @@ __device__ __forceinline__ void RunPass(const MlaPlanArguments& args, int pass,
       const bool exists = tile.row < rows;
       const MlaTilePlan plan =
           exists ? args.workspace.tile_plans[tile.index] : MlaTilePlan{0, 0, -1, 0};
-      const bool fine = plan.count >= round.whole_limit;
+      const bool fine = plan.whole_number() >= round.whole_limit;
       const int wanted = (tile.keys + kItemCost + share.cost - 1) / share.cost;
-      const bool uncut = pass == 0 ? tile.keys == 0 || (wanted == 1 && !fine) : plan.pieces <= 1;
+      const bool uncut = pass == 0 ? tile.keys == 0 || (wanted == 1 && !fine) : plan.is_uncut();
       if (warp % sharing == 0) {
         int position = 0;
         if (pass == 0 && round.shared_tiles) {
-          position =
-              SharePosition(args, tile, exists && plan.count >= 0, counts.lines, round.exact_share);
+          position = SharePosition(args, tile, exists && plan.is_numbered(), counts.lines,
+                                   round.exact_share);
         }
         if (exists && uncut) {
           if (pass == 0 && position > 0) {
@@ -200,7 +201,7 @@ __device__ __forceinline__ void RunPass(const MlaPlanArguments& args, int pass,
                         counts.longest);
           } else if (pass == 0) {
             CountWhole(args, tile, counts.class_count, counts.longest);
-          } else if (plan.pieces < 0) {
+          } else if (plan.is_shared()) {
             WriteShared(args, tile, plan, counts.class_count, counts.longest);
           } else {
             WriteWhole(args, tile, counts.class_count, counts.longest, &counts.folds);
@@ -230,7 +231,7 @@ __device__ __forceinline__ void RunPass(const MlaPlanArguments& args, int pass,
           const MlaCut found = FindCut(args, other.keys, other.OwnRows(args), piece, room);
           CutTile(args, other, found, &counts.used_units, counts.class_count, counts.longest);
         } else {
-          const MlaTilePlan cut_plan = {__shfl_sync(~0u, plan.pieces, from),
+          const MlaTilePlan cut_plan = {__shfl_sync(~0u, plan.pieces(), from),
                                         __shfl_sync(~0u, plan.partials, from),
                                         __shfl_sync(~0u, plan.first_unit, from), 0};
           const int items =

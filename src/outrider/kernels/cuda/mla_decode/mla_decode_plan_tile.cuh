@@ -61,9 +61,9 @@ struct PlanTile {
     item.request = request;
     item.key_begin = 0;
     item.key_end = keys;
-    item.partial_unit = -1;
+    item.MakeOutput();
     item.first_row = query_begin * args.heads + row;
-    item.rows = rows | (row << 8);
+    item.SetRows(row, rows);
     item.seq_len = seq_len;
     item.context = seq_len - query_len;
     return item;
@@ -73,13 +73,18 @@ struct PlanTile {
 // The parts of PlanMlaDecode's two passes. The first pass counts items per class in `class_count`.
 // In the second pass it holds the place of the next item of each class.
 
-/// Stores how a tile is cut. It leaves plan.count alone, which other warps may be reading.
+/// Stores how a tile is cut. It leaves the last word alone, which other warps may be reading.
 __device__ __forceinline__ void StoreCut(const MlaPlanArguments& args, const PlanTile& tile,
                                          MlaCut cut, int unit) {
   MlaTilePlan* plan = &args.workspace.tile_plans[tile.index];
-  plan->pieces = cut.pieces;
+  plan->pieces_bits = cut.pieces;
   plan->partials = cut.partials;
   plan->first_unit = unit;
+}
+/// Stores that two items share a tile: the second begins at `position`.
+__device__ __forceinline__ void StoreShared(const MlaPlanArguments& args, const PlanTile& tile,
+                                            int position, int unit) {
+  StoreCut(args, tile, {-position, 1}, unit);
 }
 
 /// First pass, a tile that is one item: one lane.
@@ -89,7 +94,7 @@ __device__ __forceinline__ void CountWhole(const MlaPlanArguments& args, const P
   if (tile.keys > 0) atomicAdd(&class_count[CostClass(tile.keys, longest)], 1);
 }
 
-/// First pass, a tile that two items share: one lane. Its plan has -position, 1 and the unit.
+/// First pass, a tile that two items share: one lane.
 __device__ __forceinline__ void CountShared(const MlaPlanArguments& args, const PlanTile& tile,
                                             int position, int* used_units, int* class_count,
                                             int longest) {
@@ -98,7 +103,7 @@ __device__ __forceinline__ void CountShared(const MlaPlanArguments& args, const 
     CountWhole(args, tile, class_count, longest);  // no room
     return;
   }
-  StoreCut(args, tile, {-position, 1}, unit);
+  StoreShared(args, tile, position, unit);
   atomicAdd(&class_count[0], 1);
   atomicAdd(&class_count[kPlanClasses + CostClass(tile.keys - position, longest)], 1);
 }
@@ -106,15 +111,15 @@ __device__ __forceinline__ void CountShared(const MlaPlanArguments& args, const 
 /// Second pass, a tile that two items share: one lane.
 __device__ __forceinline__ void WriteShared(const MlaPlanArguments& args, const PlanTile& tile,
                                             MlaTilePlan plan, int* class_count, int longest) {
-  args.workspace.tile_plans[tile.index].count = 0;
+  args.workspace.tile_plans[tile.index].ClearReports();
   MlaItem item = tile.Item(args);
-  item.key_end = -plan.pieces;
-  item.partial_unit = kMlaFirstPart + plan.first_unit;
+  item.key_end = plan.position();
+  item.BeFirstPart(plan.first_unit);
   args.workspace.items[atomicAdd(&class_count[0], 1)] = item;
   item.key_begin = item.key_end;
   item.key_end = tile.keys;
-  item.partial_unit = -2 - plan.first_unit;
-  const int cost_class = kPlanClasses + CostClass(tile.keys + plan.pieces, longest);
+  item.BeSecondPart(plan.first_unit);
+  const int cost_class = kPlanClasses + CostClass(tile.keys - plan.position(), longest);
   args.workspace.items[atomicAdd(&class_count[cost_class], 1)] = item;
 }
 
@@ -166,7 +171,7 @@ __device__ __forceinline__ void CutTile(const MlaPlanArguments& args, const Plan
 /// Second pass, the fold of a tile in `items` items: one lane.
 __device__ __forceinline__ void WriteFold(const MlaPlanArguments& args, const PlanTile& tile,
                                           MlaTilePlan plan, int items, MlaFoldCount* folds) {
-  args.workspace.tile_plans[tile.index].count = 0;
+  args.workspace.tile_plans[tile.index].ClearReports();
   MlaFoldTile fold = {};
   fold.first_row = tile.query_begin * args.heads + tile.row;
   fold.rows = tile.rows;
@@ -182,7 +187,7 @@ __device__ __forceinline__ void WriteFold(const MlaPlanArguments& args, const Pl
 __device__ __forceinline__ void WriteWhole(const MlaPlanArguments& args, const PlanTile& tile,
                                            int* class_count, int longest, MlaFoldCount* folds) {
   const MlaItem item = tile.Item(args);
-  args.workspace.tile_plans[tile.index].count = 0;
+  args.workspace.tile_plans[tile.index].ClearReports();
   if (tile.keys > 0) {
     args.workspace.items[atomicAdd(&class_count[CostClass(tile.keys, longest)], 1)] = item;
     return;
@@ -190,25 +195,25 @@ __device__ __forceinline__ void WriteWhole(const MlaPlanArguments& args, const P
   WriteFold(args, tile, MlaTilePlan{0, 0, -1, 0}, 0, folds);
 }
 
-/// Second pass, a tile in pieces (`plan`: pieces, partial results, first unit): every `stride`-th
-/// from `first` on. Returns how many items that is.
+/// Second pass, a tile in pieces: every `stride`-th from `first` on. Returns how many items that
+/// is.
 __device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const PlanTile& tile,
                                            MlaTilePlan plan, int first, int stride,
                                            int* class_count, int longest) {
-  const PieceEnds ends = tile.Ends(args, plan.pieces);
+  const PieceEnds ends = tile.Ends(args, plan.pieces());
   // Results before the split at `begin` > 0: one of the first piece, which folds its own.
   const int folded = CountSplits(args.splits, ends(args, 0)) - 1;
   MlaItem item = tile.Item(args);
   int items = 0;
 #pragma unroll 1
-  for (int i = first; i < plan.pieces; i += stride) {
+  for (int i = first; i < plan.pieces(); i += stride) {
     const int begin = i == 0 ? 0 : ends(args, i - 1);
     const int end = ends(args, i);
     if (end == begin) continue;
     const int before = begin == 0 ? 0 : args.relaxed ? i : CountSplits(args.splits, begin) - folded;
     item.key_begin = begin;
     item.key_end = end;
-    item.partial_unit = plan.first_unit + before * tile.Units();
+    item.LeavePartials(plan.first_unit + before * tile.Units());
     args.workspace.items[atomicAdd(&class_count[CostClass(end - begin, longest)], 1)] = item;
     ++items;
   }

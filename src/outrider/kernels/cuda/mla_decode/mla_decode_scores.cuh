@@ -26,8 +26,8 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
     MlaItem item = TakeItem(shared.item[item_count % kItemSlots]);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
-    const int rows = item.rows & 255;
-    const int row_in_request = item.rows >> 8;
+    const int rows = item.num_rows();
+    const int row_in_request = item.row_in_request();
     int limit[2];          // keys before this one may be visible
     uint32_t visible[2];   // mask over keys from `context`
     float reference[2];    // of the current split, log2 domain, integral
@@ -103,7 +103,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
           reference[i] = -INFINITY;
           sum[i] = 0.0f;
         }
-        if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
+        if (kSharedTiles && item.is_second_part()) item.MakeOutput();
         walk.Advance(item, args.splits);
         BarrierArriveWarp(&shared.split_full);
       }

@@ -31,8 +31,9 @@ class SwapAbConsumer {
         group_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0)),
         warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
         lane_(threadIdx.x % 32),
-        all_visible_(args.visible != nullptr ? item.context
-                                             : item.context + (item.rows >> 8) / args.heads + 1) {}
+        all_visible_(args.visible != nullptr
+                         ? item.context
+                         : item.context + item.row_in_request() / args.heads + 1) {}
 
   /// All tiles of the item that are this warpgroup's.
   __device__ __forceinline__ void Run(SwapAbRing* ring) {
@@ -135,10 +136,10 @@ class SwapAbConsumer {
   /// Scores of keys that a row does not see become -inf.
   __device__ __forceinline__ void Mask(int key0) {
     if (key0 + kMlaTileKeys <= all_visible_) return;
-    const int row_in_request = item_.rows >> 8;
+    const int row_in_request = item_.row_in_request();
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const int row = min(Row(i), (item_.rows & 255) - 1);
+      const int row = min(Row(i), item_.num_rows() - 1);
       int limit = item_.seq_len;
       uint32_t visible = ~0u;
       if (args_.visible != nullptr) {

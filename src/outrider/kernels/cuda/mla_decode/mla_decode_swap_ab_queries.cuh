@@ -20,7 +20,7 @@ __device__ __forceinline__ void LoadQueries(const MlaKernelArguments& args,
                                             uint32_t parity) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int rows = item.rows & 255;
+  const int rows = item.num_rows();
   const uint32_t* staged = reinterpret_cast<const uint32_t*>(shared.running);
   if (threadIdx.x == 0) {
     const uint32_t bytes = rows * kMlaKeyDim * 2;

@@ -50,7 +50,7 @@ __device__ __forceinline__ void SwapAbConsumer<kRows>::FinishSplit(SwapAbRing* r
       }
     }
   }
-  if (emits && item_.partial_unit >= 0) {
+  if (emits && item_.leaves_partials()) {
     WritePartial(m, sum, emitted);
     return;
   }
@@ -80,9 +80,10 @@ template <int kRows>
 __device__ __forceinline__ void SwapAbConsumer<kRows>::WritePartial(const float (&m)[kPerThread],
                                                                     const float (&sum)[kPerThread],
                                                                     int emitted) {
-  const int rows = item_.rows & 255;
+  const int rows = item_.num_rows();
   const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
-  const size_t first_row = static_cast<size_t>(item_.partial_unit + emitted * units) * kMlaUnitRows;
+  const size_t first_row =
+      static_cast<size_t>(item_.unshared_unit() + emitted * units) * kMlaUnitRows;
   float* out =
       args_.workspace.partial_outputs + first_row * kMlaValueDim + warp_ * 16 + lane_ / 4 * 2;
 #pragma unroll
@@ -104,7 +105,7 @@ __device__ __forceinline__ void SwapAbConsumer<kRows>::WritePartial(const float 
 /// From shared memory, in a loop: code that runs once is slow to fetch.
 template <int kRows>
 __device__ __forceinline__ void SwapAbConsumer<kRows>::WriteOutput(int index) {
-  const int rows = item_.rows & 255;
+  const int rows = item_.num_rows();
   const int thread = threadIdx.x % 128;
   NamedSync(kConsumerBarrier + group_, 128);
   if (thread < rows) {
@@ -142,7 +143,7 @@ __device__ __forceinline__ void ConsumeSwapAb(const MlaKernelArguments& args,
   for (uint32_t item_count = 0;; ++item_count) {
     const MlaItem item = TakeSwapAbItem(shared, item_count);
     if (item.request < 0) break;
-    const int rows = item.rows & 255;
+    const int rows = item.num_rows();
     if (item.key_begin >= item.key_end) {
       for (int at = threadIdx.x; at < rows * kMlaValueDim / 8; at += 128 * kSwapAbConsumers) {
         uint4* out = reinterpret_cast<uint4*>(args.output) +

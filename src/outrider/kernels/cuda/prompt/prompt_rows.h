@@ -51,7 +51,7 @@ struct PromptOffsetParams {
   int num_prompts = 0;
   int plan_prompts = 0;                      // num_prompts or more; the others get no rows
   const int32_t* query_start_loc = nullptr;  // [num_prompts + 1] on the device, from 0
-  const int32_t* key_start_loc = nullptr;    // the same
+  const int32_t* key_start_loc = nullptr;    // [num_prompts + 1] on the device, from 0
   // Elements from a row to the next.
   int64_t q_stride = 0;
   int64_t k_stride = 0;

@@ -69,7 +69,7 @@ struct ExchangeParams {
   /// Of this rank's columns: to its post. What others read of one copy begins at a multiple of 16
   /// bytes, and so do its rows.
   std::span<const ColumnCopy> stores;
-  /// The same columns to where this rank wants them.
+  /// Copies of this rank's columns to where it wants them.
   std::span<const ColumnCopy> own;
   /// From the posts of other ranks. A copy has the rows and width of the store that it reads.
   std::span<const ColumnCopy> loads;

@@ -51,11 +51,14 @@ __device__ __forceinline__ void NormQuery(const LatentWriteParams& params, int r
   }
 }
 
-/// Where a slot's entry begins, in elements.
-__device__ __forceinline__ int64_t EntryOffset(const LatentWriteParams& params, int64_t slot) {
-  constexpr int kWidth = kLatent + kRotary;
-  if (params.block_stride == 0) return slot * kWidth;
-  return slot / params.block_size * params.block_stride + slot % params.block_size * kWidth;
+/// A slot's entry.
+template <typename Entry>
+__device__ __forceinline__ Entry* EntryOf(const LatentWriteParams& params, int64_t slot) {
+  constexpr int64_t kBytes = (kLatent + kRotary) * sizeof(Entry);
+  const int64_t offset = params.block_stride == 0 ? slot * kBytes
+                                                  : slot / params.block_size * params.block_stride +
+                                                        slot % params.block_size * kBytes;
+  return reinterpret_cast<Entry*>(static_cast<std::byte*>(params.cache) + offset);
 }
 
 /// One block: a row's entry of the cache.
@@ -86,7 +89,7 @@ __device__ __forceinline__ void WriteEntry(const LatentWriteParams& params, int 
   const float inverse = scaled ? 1.0f / params.cache_scale : 1.0f;
   float4 normal = LoadFour(params.weight + 4 * thread) * (latent * factor);
   if (scaled) normal = normal * inverse;
-  auto* cache = static_cast<Entry*>(params.cache) + EntryOffset(params, slot);
+  auto* cache = EntryOf<Entry>(params, slot);
   StoreFour(cache + 4 * thread, normal);
   if (thread >= 32) return;
   const float rotated_a = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
@@ -121,10 +124,10 @@ void Check(const LatentWriteParams& params) {
     RefuseArgument("WriteLatentRows: row_stride is ", params.row_stride,
                    ", it must be a multiple of 4");
   }
-  if (params.block_stride != 0 && (params.block_stride % 8 != 0 || params.block_size < 1)) {
+  if (params.block_stride != 0 && (params.block_stride % 16 != 0 || params.block_size < 1)) {
     RefuseArgument("WriteLatentRows: blocks of ", params.block_size, " entries, ",
                    params.block_stride,
-                   " elements apart: the size must be positive, the distance a multiple of 8");
+                   " bytes apart: the size must be positive, the distance a multiple of 16");
   }
   if (!(params.cache_scale > 0.0f)) {
     RefuseArgument("WriteLatentRows: cache_scale is ", params.cache_scale, ", it must be above 0");

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "outrider/base/dtype.h"
@@ -33,7 +34,7 @@ struct LatentWriteParams {
   const int64_t* slot_mapping = nullptr;
   void* cache = nullptr;  // [slots, 576]
   // Slots are block * block_size + place. Entries of a block follow each other, and blocks lie
-  // block_stride elements apart, a multiple of 8. 0: all entries follow each other.
+  // block_stride bytes apart, a multiple of 16. 0: all entries follow each other.
   int64_t block_stride = 0;
   int block_size = 0;
   MlaCacheType cache_type = MlaCacheType::kBf16;

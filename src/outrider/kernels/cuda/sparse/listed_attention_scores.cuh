@@ -121,7 +121,7 @@ __device__ __forceinline__ void ScoreListed(const typename Form::Arguments& list
         reference[i] = -INFINITY;
         sum[i] = 0.0f;
       }
-      if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
+      if (kSharedTiles && item.is_second_part()) item.MakeOutput();
       walk.Advance(item, args.splits);
       BarrierArriveWarp(&shared.split_full);
     }

@@ -108,7 +108,7 @@ __device__ __forceinline__ void IssueListedQueries(const MlaTensorMaps& maps,
                                                    ListedShared<Form>& shared,
                                                    const MlaItem& item) {
   if (item.request < 0) return;
-  const int groups = ((item.rows & 255) + 7) / 8;
+  const int groups = (item.num_rows() + 7) / 8;
   BarrierArriveExpect(&shared.q_full, groups * ListedShared<Form>::kRowGroupBytes);
 #pragma unroll 1
   for (int i = 0; i < groups; ++i) {
