@@ -86,16 +86,15 @@ void WeightLoader::Check(const ModelConfig& config) const {
 }
 
 void WeightLoader::CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
-                             const ExpectedTensor& original, std::string_view why,
-                             ThreadPool& pool) {
+                             const ExpectedTensor& original, const Share& rows,
+                             std::string_view why, ThreadPool& pool) {
   constexpr int64_t kRowsPerTask = 64;
   const auto opened = source.Open(copy);
   const auto first_opened = source.Open(original);
-  const int64_t rows = opened->rows();
   const int64_t cols = opened->cols();
-  pool.ParallelForThrowing((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t count = std::min(kRowsPerTask, rows - first);
+  pool.ParallelForThrowing((rows.count + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+    const int64_t first = rows.first + task * kRowsPerTask;
+    const int64_t count = std::min(kRowsPerTask, rows.end() - first);
     std::vector<float> values(static_cast<size_t>(count * cols));
     std::vector<float> others(values.size());
     opened->ReadRows(first, count, values.data());

@@ -59,7 +59,7 @@ enum class WeightQuantization { kNone, kInt8 };
 /// one scale per row instead, except those declared unquantized.
 ///
 /// Each of several ranks reads and keeps its part of a weight that is declared with a cut. The
-/// format is chosen by the whole weight.
+/// format is chosen by the whole weight. Vectors and values are read whole, as they are small.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
@@ -168,7 +168,7 @@ class WeightLoader {
   virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
   /// A tensor that has to repeat `original`; nothing is kept of it. Load throws Error if they
-  /// differ, which says `why` they may not.
+  /// differ, which says `why` they may not. Each rank compares its share of the rows.
   virtual void Copy(const std::string& name, const std::string& original, int64_t rows,
                     int64_t cols, std::string_view why) = 0;
   /// Copy, if the source has the tensor.
@@ -210,9 +210,10 @@ class WeightLoader {
   virtual void AddGroups(WeightGroups& groups) = 0;
   /// The tensors of everything that was declared.
   virtual std::vector<ExpectedTensor> Declared() const = 0;
-  /// Throws Error if `copy` differs from `original`; both are matrices of one shape.
+  /// Throws Error if `copy` differs from `original` in these rows; both are matrices of one shape.
   static void CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
-                        const ExpectedTensor& original, std::string_view why, ThreadPool& pool);
+                        const ExpectedTensor& original, const Share& rows, std::string_view why,
+                        ThreadPool& pool);
 };
 
 }  // namespace outrider

@@ -460,11 +460,13 @@ void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t
 
 void CpuWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
                            int64_t cols, std::string_view why) {
+  const Share own = OwnShare(Cut::kRows, rows);
   Declare(
       {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
-      [this, why = std::string(why)](Piece& p, std::byte*, ThreadPool& pool) {
-        CheckCopy(source_, p.tensors[0], p.tensors[1], why, pool);
+      [this, own, why = std::string(why)](Piece& p, std::byte*, ThreadPool& pool) {
+        CheckCopy(source_, p.tensors[0], p.tensors[1], own, why, pool);
       });
+  pieces_.back().part = static_cast<double>(own.count) / static_cast<double>(rows);
 }
 
 std::vector<ExpectedTensor> CpuWeightLoader::Declared() const {

@@ -443,11 +443,13 @@ void CudaWeightLoader::Copy(const std::string& name, const std::string& original
                             int64_t cols, std::string_view why) {
   const ExpectedTensor copy = {name, {rows, cols}};
   const ExpectedTensor first = {original, {rows, cols}};
+  const Share own = OwnShare(Cut::kRows, rows);
   Declare(
       {copy, first}, [](WeightSizes&) {},
-      [this, copy, first, why = std::string(why)](TensorUpload& upload) {
-        CheckCopy(source_, copy, first, why, upload.pool());
+      [this, copy, first, own, why = std::string(why)](TensorUpload& upload) {
+        CheckCopy(source_, copy, first, own, why, upload.pool());
       });
+  pieces_.back().part = static_cast<double>(own.count) / static_cast<double>(rows);
 }
 
 std::vector<ExpectedTensor> CudaWeightLoader::Declared() const {
