@@ -63,11 +63,10 @@ void AddMlp(const cpu::PackedMlp& mlp, std::vector<Part>& parts) {
 /// Notes what is declared.
 class NotingLoader : public WeightLoader {
  public:
-  explicit NotingLoader(const WeightSource& source) : source_(source) {}
+  explicit NotingLoader(const WeightSource& source) : WeightLoader(source, {}, 1) {}
 
   std::vector<Declaration> declarations;
 
-  const WeightSource& source() const override { return source_; }
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override {
     *out = {static_cast<int64_t>(names.size()) * rows, cols, nullptr, cut};
@@ -160,11 +159,6 @@ class NotingLoader : public WeightLoader {
     declarations.back().cols = cols;
     declarations.back().copied_rows = rows;
   }
-  WeightSizes PackedSizes() override { return {}; }
-  int64_t StoredBytes() override { return 0; }
-  std::unique_ptr<WeightMemory> Load(const Device& /*device*/, const Progress&) override {
-    return nullptr;
-  }
 
  private:
   using Parts = std::function<std::vector<Part>(const Handles&)>;
@@ -176,10 +170,9 @@ class NotingLoader : public WeightLoader {
             Parts parts) {
     declarations.push_back({name, std::move(make), std::move(parts)});
   }
-  std::vector<ExpectedTensor> Declared() const override { return {}; }
-  void AddGroups(WeightGroups& /*groups*/) override {}
-
-  const WeightSource& source_;
+  void Begin(ThreadPool& /*pool*/) override {}
+  std::unique_ptr<WeightMemory> Finish() override { return nullptr; }
+  const void* Keep(std::span<const std::byte> /*values*/) override { return nullptr; }
 };
 
 /// A tensor that counts the numbers that are read.
@@ -272,12 +265,14 @@ class CutTest {
       const Loaded whole = Load(declaration, {});
       for (const int32_t ranks : {2, 4, 8}) {
         int64_t read = 0;
+        int64_t stored = 0;
         const int64_t copied = declaration.copied_rows;
         bool is_cut = declaration.heads > 0 || copied > 0;
         for (int32_t rank = 0; rank < ranks; ++rank) {
           SCOPED_TRACE(fmt::format("rank {} of {}", rank, ranks));
           const Loaded part = Load(declaration, {rank, ranks});
           read += part.read;
+          stored += part.stored;
           if (copied > 0) {
             const Share own = ShareOf(Cut::kRows, copied, {rank, ranks});
             EXPECT_EQ(part.read, 2 * own.count * declaration.cols) << "of copy and original";
@@ -290,6 +285,8 @@ class CutTest {
             declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr || copied > 0;
         if (is_matrix) {
           EXPECT_EQ(read, is_cut ? whole.read : ranks * whole.read);
+          // Each of its tensors' bytes is rounded down.
+          EXPECT_NEAR(stored, is_cut ? whole.stored : ranks * whole.stored, 100 * ranks);
         }
         if (is_cut) ++num_cut;
       }
@@ -301,7 +298,8 @@ class CutTest {
   struct Loaded {
     Handles handles;
     std::unique_ptr<WeightMemory> memory;
-    int64_t read = 0;
+    int64_t read = 0;    // numbers
+    int64_t stored = 0;  // bytes that the loader says it reads
   };
 
   Loaded Load(const Declaration& declaration, const RankPlace& place) {
@@ -311,6 +309,7 @@ class CutTest {
     // The loader fills the handles where they are.
     auto handles = std::make_unique<Handles>();
     declaration.make(*loader, *handles);
+    loaded.stored = loader->StoredBytes();
     loaded.memory = loader->Load({ops_, &pool_}, nullptr);
     loaded.handles = *handles;
     loaded.read = source.count;
