@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -50,7 +51,8 @@ struct Declaration {
   std::function<void(WeightLoader&, Handles&)> make;
   std::function<std::vector<Part>(const Handles&)> parts;  // of a loaded weight; null: none
   int64_t heads = 0;                                       // of a kv_b_proj or vector
-  int64_t cols = 1;                                        // values of a head of a vector
+  int64_t cols = 1;                                        // values of a head or of a copy's row
+  int64_t copied_rows = 0;                                 // of a copy
 };
 
 void AddMlp(const cpu::PackedMlp& mlp, std::vector<Part>& parts) {
@@ -61,11 +63,10 @@ void AddMlp(const cpu::PackedMlp& mlp, std::vector<Part>& parts) {
 /// Notes what is declared.
 class NotingLoader : public WeightLoader {
  public:
-  explicit NotingLoader(const WeightSource& source) : source_(source) {}
+  explicit NotingLoader(const WeightSource& source) : WeightLoader(source, {}, 1) {}
 
   std::vector<Declaration> declarations;
 
-  const WeightSource& source() const override { return source_; }
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override {
     *out = {static_cast<int64_t>(names.size()) * rows, cols, nullptr, cut};
@@ -151,12 +152,12 @@ class NotingLoader : public WeightLoader {
   void Table(TokenTable* out, const std::string& /*name*/, int64_t rows, int64_t cols) override {
     *out = {rows, cols, nullptr};
   }
-  void Copy(const std::string& /*name*/, const std::string& /*original*/, int64_t /*rows*/,
-            int64_t /*cols*/, std::string_view /*why*/) override {}
-  WeightSizes PackedSizes() override { return {}; }
-  int64_t StoredBytes() override { return 0; }
-  std::unique_ptr<WeightMemory> Load(const Device& /*device*/, const Progress&) override {
-    return nullptr;
+  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
+            std::string_view why) override {
+    Note(
+        name, [=](WeightLoader& l, Handles&) { l.Copy(name, original, rows, cols, why); }, nullptr);
+    declarations.back().cols = cols;
+    declarations.back().copied_rows = rows;
   }
 
  private:
@@ -169,10 +170,9 @@ class NotingLoader : public WeightLoader {
             Parts parts) {
     declarations.push_back({name, std::move(make), std::move(parts)});
   }
-  std::vector<ExpectedTensor> Declared() const override { return {}; }
-  void AddGroups(WeightGroups& /*groups*/) override {}
-
-  const WeightSource& source_;
+  void Begin(ThreadPool& /*pool*/) override {}
+  std::unique_ptr<WeightMemory> Finish() override { return nullptr; }
+  const void* Keep(std::span<const std::byte> /*values*/) override { return nullptr; }
 };
 
 /// A tensor that counts the numbers that are read.
@@ -226,6 +226,33 @@ class CountedSource : public WeightSource {
   const WeightSource& inner_;
 };
 
+/// A source with further tensors, which are copies of others.
+class RepeatingSource : public WeightSource {
+ public:
+  /// copies: by name the tensor that each repeats.
+  RepeatingSource(const WeightSource& inner, const std::map<std::string, std::string>& copies)
+      : inner_(inner), copies_(copies) {}
+
+  bool Has(std::string_view name) const override {
+    return copies_.contains(std::string(name)) || inner_.Has(name);
+  }
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
+    const auto copy = copies_.find(tensor.name);
+    if (copy == copies_.end()) return inner_.Open(tensor);
+    return inner_.Open({copy->second, tensor.shape});
+  }
+  void Check(std::span<const ExpectedTensor> expected,
+             FunctionRef<bool(std::string_view)> ignorable) const override {
+    inner_.Check(expected, ignorable);
+  }
+  std::string where() const override { return inner_.where(); }
+  std::vector<std::string> names() const override { return inner_.names(); }
+
+ private:
+  const WeightSource& inner_;
+  const std::map<std::string, std::string>& copies_;
+};
+
 class CutTest {
  public:
   CutTest(const WeightSource& source, const std::vector<Declaration>& declarations)
@@ -238,19 +265,28 @@ class CutTest {
       const Loaded whole = Load(declaration, {});
       for (const int32_t ranks : {2, 4, 8}) {
         int64_t read = 0;
-        bool is_cut = declaration.heads > 0;
+        int64_t stored = 0;
+        const int64_t copied = declaration.copied_rows;
+        bool is_cut = declaration.heads > 0 || copied > 0;
         for (int32_t rank = 0; rank < ranks; ++rank) {
           SCOPED_TRACE(fmt::format("rank {} of {}", rank, ranks));
           const Loaded part = Load(declaration, {rank, ranks});
           read += part.read;
+          stored += part.stored;
+          if (copied > 0) {
+            const Share own = ShareOf(Cut::kRows, copied, {rank, ranks});
+            EXPECT_EQ(part.read, 2 * own.count * declaration.cols) << "of copy and original";
+          }
           Compare(declaration, whole.handles, part.handles, {rank, ranks}, is_cut);
           if (::testing::Test::HasFailure()) return;
         }
         // A vector is one row of its tensor: it is read whole.
         const bool is_matrix =
-            declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr;
+            declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr || copied > 0;
         if (is_matrix) {
           EXPECT_EQ(read, is_cut ? whole.read : ranks * whole.read);
+          // Each of its tensors' bytes is rounded down.
+          EXPECT_NEAR(stored, is_cut ? whole.stored : ranks * whole.stored, 100 * ranks);
         }
         if (is_cut) ++num_cut;
       }
@@ -262,7 +298,8 @@ class CutTest {
   struct Loaded {
     Handles handles;
     std::unique_ptr<WeightMemory> memory;
-    int64_t read = 0;
+    int64_t read = 0;    // numbers
+    int64_t stored = 0;  // bytes that the loader says it reads
   };
 
   Loaded Load(const Declaration& declaration, const RankPlace& place) {
@@ -272,6 +309,7 @@ class CutTest {
     // The loader fills the handles where they are.
     auto handles = std::make_unique<Handles>();
     declaration.make(*loader, *handles);
+    loaded.stored = loader->StoredBytes();
     loaded.memory = loader->Load({ops_, &pool_}, nullptr);
     loaded.handles = *handles;
     loaded.read = source.count;
@@ -347,12 +385,18 @@ class CutTest {
   const std::vector<Declaration>& declarations_;
 };
 
+/// copies: tensors that the family may repeat, by name the original.
 template <typename Weights>
-void CutAll(const WeightSource& source, const ModelConfig& config, int modules) {
+void CutAll(const WeightSource& own, const ModelConfig& config, int modules,
+            const std::map<std::string, std::string>& copies = {}) {
   CheckRanks(config, 8, "ranks");
+  const RepeatingSource source(own, copies);
   NotingLoader loader(source);
   Weights weights;
   weights.Declare(loader, config, modules);
+  EXPECT_EQ(std::ranges::count_if(loader.declarations,
+                                  [](const Declaration& d) { return d.copied_rows > 0; }),
+            std::ssize(copies));
   CutTest(source, loader.declarations).Run();
 }
 
@@ -365,7 +409,9 @@ ModelConfig ChangedConfig(const std::filesystem::path& from, const json& changes
 
 TEST(WeightCutTest, DeepSeekV3InFp8) {
   const ModelConfig config = ReadModelConfig(TinyModelDirectory());
-  CutAll<DeepSeekWeights>(*OpenCheckpoint(TinyModelDirectory(), config), config, 3);
+  CutAll<DeepSeekWeights>(*OpenCheckpoint(TinyModelDirectory(), config), config, 3,
+                          {{"model.layers.5.embed_tokens.weight", "model.embed_tokens.weight"},
+                           {"model.layers.6.shared_head.head.weight", "lm_head.weight"}});
 }
 
 TEST(WeightCutTest, DeepSeekV32) {
@@ -380,14 +426,17 @@ TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
     // Of shared experts in FP8 each rank has 16 rows at least.
     const ModelConfig config = ChangedConfig(
         directory, {{"o_groups", 8}, {"num_attention_heads", 8}, {"moe_intermediate_size", 128}});
-    CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
+    CutAll<DeepSeekV4Weights>(
+        *MakeDummyWeights(config, 1), config, 1,
+        {{"mtp.0.embed.weight", "embed.weight"}, {"mtp.0.head.weight", "head.weight"}});
   }
 }
 
 TEST(WeightCutTest, Step3p5) {
   const SmallStepModel model(1600, 20, {.heads = 8, .kv_heads = 8});
   const ModelConfig config = ReadModelConfig(model.directory());
-  CutAll<Step3p5Weights>(*MakeDummyWeights(config, 1), config, 3);
+  CutAll<Step3p5Weights>(*MakeDummyWeights(config, 1), config, 3,
+                         {{"model.layers.5.embed_tokens.weight", "model.embed_tokens.weight"}});
 }
 
 TEST(WeightCutTest, LinearAttention) {
@@ -453,6 +502,39 @@ TEST(WeightCutTest, EveryStoredFormat) {
     loader.Matrix(handles.matrices.data(), "o.weight", kHidden, kInner, {.rows = Cut::kRows});
     CutTest(*source, loader.declarations).Run();
     if (HasFailure()) return;
+  }
+}
+
+TEST(WeightCutTest, ARowThatIsNoCopyIsFoundByTheRankThatComparesIt) {
+  constexpr int64_t kRows = 40;
+  constexpr int64_t kCols = 4;
+  const std::vector<float> original(kRows * kCols, 1);
+  std::vector<test_checkpoints::TensorToWrite> tensors = {
+      {"original", "F32", {kRows, kCols}, test_checkpoints::Bytes(original)}};
+  for (int64_t row = 0; row < kRows; ++row) {
+    std::vector<float> copy = original;
+    copy[static_cast<size_t>(row * kCols + 3)] = 2;
+    tensors.push_back(
+        {fmt::format("copy{}", row), "F32", {kRows, kCols}, test_checkpoints::Bytes(copy)});
+  }
+  const TemporaryDirectory directory;
+  test_checkpoints::WriteSafetensors(directory.path() / "model.safetensors", tensors);
+  const auto source = OpenCheckpoint(directory.path(), ModelConfig{});
+  const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa());
+  ThreadPool pool(1);
+  for (const int32_t ranks : {1, 2, 4, 8}) {
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        const auto loader = ops.MakeWeightLoader(*source, {.place = {rank, ranks}});
+        loader->Copy(fmt::format("copy{}", row), "original", kRows, kCols, "it may not");
+        const Share own = ShareOf(Cut::kRows, kRows, {rank, ranks});
+        const std::string error =
+            test_checkpoints::ErrorOf([&] { loader->Load({ops, &pool}, nullptr); });
+        EXPECT_EQ(error.ends_with(fmt::format("in row {}, but it may not", row)),
+                  own.first <= row && row < own.end())
+            << error << ": row " << row << ", rank " << rank << " of " << ranks;
+      }
+    }
   }
 }
 

@@ -191,6 +191,29 @@ TEST(WeightLoaderTest, ModulesOfStep35ThatNothingDescribesAreAnError) {
                         "config.json, \"layer_types\" first, have no element for layer 4"));
 }
 
+TEST(WeightLoaderTest, IntegersOutsideTheirRangeAreAnError) {
+  const TemporaryDirectory directory;
+  test_checkpoints::WriteSafetensors(
+      directory.path() / "model.safetensors",
+      {{"table", "I32", {2, 3}, test_checkpoints::Bytes(std::vector<int32_t>{0, 1, 2, 3, 4, 6})},
+       {"below", "I32", {1, 2}, test_checkpoints::Bytes(std::vector<int32_t>{0, -1})}});
+  const auto source = OpenCheckpoint(directory.path(), ModelConfig{});
+  const cpu::CpuOps& ops = cpu::GetCpuOps(SelectIsa());
+  ThreadPool pool(1);
+  const int32_t* integers = nullptr;
+  const auto load = [&](const std::string& name, int64_t rows, int64_t cols, int64_t limit) {
+    const auto loader = ops.MakeWeightLoader(*source, {});
+    loader->Integers(&integers, name, rows, cols, limit);
+    return loader->Load({ops, &pool}, nullptr);
+  };
+  const auto memory = load("table", 2, 3, 7);
+  EXPECT_EQ(std::vector<int32_t>(integers, integers + 6), (std::vector<int32_t>{0, 1, 2, 3, 4, 6}));
+  EXPECT_THAT(ErrorOf([&] { load("table", 2, 3, 6); }),
+              HasSubstr("table holds 6 in row 1, column 2; 0 to 5 is needed"));
+  EXPECT_THAT(ErrorOf([&] { load("below", 1, 2, 7); }),
+              HasSubstr("below holds -1 in row 0, column 1; 0 to 6 is needed"));
+}
+
 struct OwnTensorCase {
   std::filesystem::path directory;
   std::string copy;      // of a module, or the head

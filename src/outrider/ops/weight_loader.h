@@ -1,11 +1,15 @@
 // Turns a checkpoint's tensors into a device's weights: every weight is declared once, with its
-// names and shape; the declarations are checked against the checkpoint, then filled.
+// names and shape; the declarations are checked against the checkpoint, measured, then filled. A
+// device says how big a packed weight is, and packs it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +30,9 @@ class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
 };
+
+/// The checkpoint tensors that one weight is made of, at least one.
+using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
 
 /// The tensors of a gated MLP: gate and up [width, hidden], down [hidden, width].
 struct MlpTensors {
@@ -59,7 +66,7 @@ enum class WeightQuantization { kNone, kInt8 };
 /// one scale per row instead, except those declared unquantized.
 ///
 /// Each of several ranks reads and keeps its part of a weight that is declared with a cut. The
-/// format is chosen by the whole weight.
+/// format is chosen by the whole weight. Vectors and values are read whole, as they are small.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
@@ -77,9 +84,9 @@ class WeightLoader {
  public:
   virtual ~WeightLoader() = default;
 
-  virtual const WeightSource& source() const = 0;
+  const WeightSource& source() const { return source_; }
   /// How many ranks share the heads of attention that are declared.
-  virtual int32_t ranks() const { return 1; }
+  int32_t ranks() const { return form_.head_ranks(); }
 
   // Declarations: `out` is filled by Load and must stay where it is until then. Sizes are those of
   // the whole weight; without a cut every rank has all of it.
@@ -147,30 +154,29 @@ class WeightLoader {
   virtual void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) = 0;
 
   /// A float32 vector; `added` is added to every value.
-  virtual void Vector(const float** out, const std::string& name, int64_t size, float added) = 0;
+  virtual void Vector(const float** out, const std::string& name, int64_t size, float added);
   void Vector(const float** out, const std::string& name, int64_t size) {
     Vector(out, name, size, 0);
   }
   /// A float32 vector of which each rank has the values of its heads.
-  virtual void HeadVector(const float** out, const std::string& name, int64_t size) = 0;
+  virtual void HeadVector(const float** out, const std::string& name, int64_t size);
 
   /// Float32 values [rows, cols].
-  virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;
+  virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols);
   /// Values of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows,
   /// 1] where cols is 1. Each rank has the rows of its heads.
-  virtual void HeadValues(const float** out, const std::string& name, int64_t rows,
-                          int64_t cols) = 0;
+  virtual void HeadValues(const float** out, const std::string& name, int64_t rows, int64_t cols);
 
   /// Integers [rows, cols] from 0 to limit - 1. Load throws Error if there are others.
   virtual void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
-                        int64_t limit) = 0;
+                        int64_t limit);
 
   virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
   /// A tensor that has to repeat `original`; nothing is kept of it. Load throws Error if they
-  /// differ, which says `why` they may not.
+  /// differ, which says `why` they may not. Each rank compares its share of the rows.
   virtual void Copy(const std::string& name, const std::string& original, int64_t rows,
-                    int64_t cols, std::string_view why) = 0;
+                    int64_t cols, std::string_view why);
   /// Copy, if the source has the tensor.
   void CopyIfThere(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
                    std::string_view why) {
@@ -191,28 +197,79 @@ class WeightLoader {
   void Check(FunctionRef<bool(std::string_view)> ignorable) const;
 
   /// Sizes of all declared weights, with their scales. Opens every tensor.
-  virtual WeightSizes PackedSizes() = 0;
+  WeightSizes PackedSizes();
   /// PackedSizes by parts of the network, the largest first.
   std::vector<WeightGroup> Groups();
 
   /// Bytes of the files that Load reads. Opens every tensor.
-  virtual int64_t StoredBytes() = 0;
+  int64_t StoredBytes();
 
   /// Bytes read so far, and StoredBytes; called on the loading thread.
   using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
   /// Fills everything that was declared, on the device whose operations made the loader; returns
   /// the memory that the handles point into.
-  virtual std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) = 0;
+  std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress);
 
  protected:
-  /// Adds every declared weight.
-  virtual void AddGroups(WeightGroups& groups) = 0;
-  /// The tensors of everything that was declared.
-  virtual std::vector<ExpectedTensor> Declared() const = 0;
-  /// Throws Error if `copy` differs from `original`; both are matrices of one shape.
-  static void CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
-                        const ExpectedTensor& original, std::string_view why, ThreadPool& pool);
+  /// The source must outlive the loader. alignment: every size is rounded up to a multiple of it.
+  WeightLoader(const WeightSource& source, const WeightForm& form, int64_t alignment)
+      : source_(source), form_(form), alignment_(alignment) {}
+
+  /// A declared weight, or several that are packed together.
+  struct Piece {
+    std::vector<ExpectedTensor> tensors;
+    std::function<WeightSizes(const Piece&)> measure;
+    std::function<void(const Piece&, ThreadPool&)> fill;
+    double part = 1;                     // of the tensors' bytes, which the rank reads
+    OpenTensors open = {};               // from measuring until it is filled
+    std::optional<WeightSizes> sizes{};  // once it is measured
+  };
+  /// measure: how big the weight is when it is packed. fill: packs it and sets its handle.
+  void Declare(std::vector<ExpectedTensor> tensors,
+               std::function<WeightSizes(const Piece&)> measure,
+               std::function<void(const Piece&, ThreadPool&)> fill, double part = 1);
+
+  // A device fills between Begin and Finish, which gives the memory of what was filled.
+
+  virtual void Begin(ThreadPool& pool) = 0;
+  virtual std::unique_ptr<WeightMemory> Finish() = 0;
+  /// A copy of the values in that memory.
+  virtual const void* Keep(std::span<const std::byte> values) = 0;
+
+  const WeightForm& form() const { return form_; }
+  /// The rank's part of `size` rows or columns.
+  Share OwnShare(Cut cut, int64_t size) const {
+    return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
+                   form_.place);
+  }
+  /// Handles of `count` matrices [rows, cols] below one another, and of experts.
+  Weight Handle(const void* packed, int64_t count, int64_t rows, int64_t cols,
+                const WeightCut& declared = {}) const;
+  ExpertWeights Handle(const void* packed, const Experts& experts) const;
+
+ private:
+  /// Declares those of a tensor's numbers that are `own`, each plus `added`.
+  void DeclareValues(const float** out, ExpectedTensor tensor, const Share& own, float added);
+  /// Throws Error if the piece's first tensor differs from the second in these rows.
+  void CheckCopy(const Piece& piece, const Share& rows, std::string_view why,
+                 ThreadPool& pool) const;
+  std::vector<ExpectedTensor> Declared() const;
+  const OpenTensors& Opened(Piece& piece) const;
+  const WeightSizes& Measured(Piece& piece) const;
+  /// Of the piece's tensors in the files, what is read.
+  int64_t StoredBytesOf(Piece& piece) const;
+  /// What is cut of a matrix that is declared with `cut`: nothing of one that gives or reads heads
+  /// where every rank has all of them.
+  WeightCut OwnCut(const WeightCut& cut) const {
+    const bool of_heads = cut.rows == Cut::kHeads || cut.input == Cut::kHeads;
+    return of_heads && form_.whole_attention ? WeightCut() : cut;
+  }
+
+  const WeightSource& source_;
+  WeightForm form_;
+  int64_t alignment_;
+  std::vector<Piece> pieces_;
 };
 
 }  // namespace outrider

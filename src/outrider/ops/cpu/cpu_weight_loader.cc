@@ -1,4 +1,3 @@
-// Longer than most files: what a kind of weight declares and how it is filled stand side by side.
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 
 #include <algorithm>
@@ -13,10 +12,10 @@ namespace outrider::cpu {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr int64_t kAlignment = 64;
 constexpr int64_t kRowsPerTask = 8 * kPanelRows;
 
-size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+WeightSizes SizesOf(size_t bytes, DType dtype) { return {{dtype, static_cast<int64_t>(bytes)}}; }
 
 /// Where panel p of a matrix is, in memory that Load made.
 std::byte* Panel(const PackedMatrix& matrix, int64_t p) {
@@ -105,42 +104,29 @@ std::vector<T> Transposed(const T* rows, int64_t count, int64_t cols) {
 
 }  // namespace
 
-CpuWeightLoader::CpuWeightLoader(const WeightSource& source, WeightForm form)
-    : source_(source), form_(form), memory_(std::make_unique<Memory>()) {}
-
-void CpuWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
-                              std::function<PieceSize(Piece&)> measure,
-                              std::function<void(Piece&, std::byte*, ThreadPool&)> fill) {
-  Piece piece;
-  piece.tensors = std::move(tensors);
-  piece.measure = std::move(measure);
-  piece.fill = std::move(fill);
-  pieces_.push_back(std::move(piece));
-}
+CpuWeightLoader::CpuWeightLoader(const WeightSource& source, const WeightForm& form)
+    : WeightLoader(source, form, kAlignment), memory_(std::make_unique<Memory>()) {}
 
 PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t count, int64_t rows, int64_t cols,
                                          const WeightCut& cut) {
-  OUTRIDER_CHECK(count == 1 || cut.rows != Cut::kRows);
   PackedMatrix* packed = &memory_->matrices.emplace_back();
-  *out = {count * (cut.rows == Cut::kRows ? rows : OwnShare(cut.rows, rows).count), cols, packed,
-          cut};
+  *out = Handle(packed, count, rows, cols, cut);
   return packed;
 }
 
 void CpuWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                              int64_t cols, const WeightCut& declared) {
-  const WeightCut cut = OwnCut(declared);
-  PackedMatrix* packed = NewMatrix(out, static_cast<int64_t>(names.size()), rows, cols, cut);
+                              int64_t cols, const WeightCut& cut) {
+  PackedMatrix* packed = NewMatrix(out, std::ssize(names), rows, cols, cut);
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
-  DeclareStacked(packed, std::move(tensors), rows, cols, {.cut = cut.rows, .form = form_});
+  DeclareStacked(packed, std::move(tensors), rows, cols, {.cut = out->cut.rows, .form = form()});
 }
 
 void CpuWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                         int64_t cols) {
   DeclareStacked(NewMatrix(out, 1, rows, cols), {{name, {rows, cols}}}, rows, cols,
-                 {.form = {.compute_dtype = form_.compute_dtype}});
+                 {.form = {.compute_dtype = form().compute_dtype}});
 }
 
 void CpuWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -154,10 +140,10 @@ void CpuWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names
   const int64_t used_together = 3 * width * hidden;
   DeclareStacked(NewMatrix(gate_up, 2, width, hidden, {.rows = Cut::kInner}),
                  {{names.gate, {width, hidden}}, {names.up, {width, hidden}}}, width, hidden,
-                 {Cut::kInner, used_together, form_});
+                 {Cut::kInner, used_together, form()});
   DeclareStacked(NewMatrix(down, 1, hidden, width, {.rows = Cut::kRows, .input = Cut::kInner}),
                  {{names.down, {hidden, width}}}, hidden, width,
-                 {Cut::kRows, used_together, form_});
+                 {Cut::kRows, used_together, form()});
 }
 
 void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width,
@@ -169,25 +155,23 @@ void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_
   };
   DeclareStacked(&out->gate_up,
                  {tensor(names.gate, width, hidden), tensor(names.up, width, hidden)}, width,
-                 hidden, {Cut::kInner, used_together, form_});
+                 hidden, {Cut::kInner, used_together, form()});
   DeclareStacked(&out->down, {tensor(names.down, hidden, width)}, hidden, width,
-                 {Cut::kRows, used_together, form_});
+                 {Cut::kRows, used_together, form()});
 }
 
 void CpuWeightLoader::MoeExperts(ExpertWeights* out, const Experts& experts) {
   const bool stacked = experts.stacked > 0;
-  const auto count = stacked ? experts.stacked : static_cast<int64_t>(experts.routed.size());
   PackedExperts& packed = memory_->experts.emplace_back();
-  *out = {count, OwnShare(Cut::kInner, experts.width).count,
-          OwnShare(Cut::kInner, experts.shared_width).count, &packed};
+  *out = Handle(&packed, experts);
   if (experts.shared_width > 0) {
     DeclareMlp(&packed.shared, experts.shared, experts.shared_width, experts.hidden, 1, {});
   }
-  packed.experts.resize(static_cast<size_t>(count));
-  for (int64_t e = 0; e < count; ++e) {
+  packed.experts.resize(static_cast<size_t>(out->experts));
+  for (int64_t e = 0; e < out->experts; ++e) {
     DeclareMlp(&packed.experts[static_cast<size_t>(e)],
                experts.routed[stacked ? 0 : static_cast<size_t>(e)], experts.width, experts.hidden,
-               count, stacked ? std::optional(e) : std::nullopt);
+               out->experts, stacked ? std::optional(e) : std::nullopt);
   }
 }
 
@@ -208,13 +192,13 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
   };
   Declare(
       std::move(tensors),
-      [this, format, cut = stacked.cut, whole_rows, total_rows, cols](Piece& p) {
+      [this, format, cut = stacked.cut, whole_rows, total_rows, cols](const Piece& p) {
         CheckCut(p, format(p), cut, whole_rows);
-        return PieceSize{PackedBytes(format(p), total_rows, cols), format(p).dtype};
+        return SizesOf(PackedBytes(format(p), total_rows, cols), format(p).dtype);
       },
-      [format, out, first_row = share.first, rows, total_rows, cols](Piece& p, std::byte* memory,
-                                                                     ThreadPool& pool) {
-        *out = {format(p), total_rows, cols, memory};
+      [this, format, out, first_row = share.first, rows, total_rows, cols](const Piece& p,
+                                                                           ThreadPool& pool) {
+        *out = {format(p), total_rows, cols, Take(p)};
         // Where a row of the matrix stands: its tensor and the row there.
         const auto tensor_of = [&](int64_t r) { return static_cast<size_t>(r / rows); };
         const auto row_of = [&](int64_t r) { return first_row + r % rows; };
@@ -264,14 +248,14 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
           });
           PackRows(*out, first, count, values.data());
         });
-      });
-  pieces_.back().part = static_cast<double>(rows) / static_cast<double>(whole_rows);
+      },
+      static_cast<double>(rows) / static_cast<double>(whole_rows));
 }
 
 void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, Cut cut,
                                int64_t whole_rows) const {
   const bool has_blocks = format.dtype == DType::kF8E4M3 && !format.row_scales;
-  if (!has_blocks || form_.place.ranks == 1) return;
+  if (!has_blocks || form().place.ranks == 1) return;
   const auto fits = [&](const Share& share) {
     return share.first % kPanelRows == 0 &&
            (piece.open.size() == 1 || share.count % kPanelRows == 0);
@@ -280,8 +264,8 @@ void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, C
   throw InvalidArgument(
       "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows; {} "
       "can share it",
-      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows,
-      FewerRanks(cut, whole_rows, form_.place.ranks, fits));
+      source().where(), piece.tensors.front().name, form().place.ranks, kPanelRows,
+      FewerRanks(cut, whole_rows, form().place.ranks, fits));
 }
 
 void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& whole) {
@@ -294,28 +278,29 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
   const MatrixUse use = {.weights_used_together = whole.heads * head_rows * out.latent,
                          .cols = std::gcd(out.latent, out.nope),
                          .part_row_multiple = std::gcd(head_rows, out.nope)};
-  const auto format = [this, use](const Piece& p) { return ChooseFormat(form_, p.open, use); };
+  const auto format = [this, use](const Piece& p) { return ChooseFormat(form(), p.open, use); };
   // Its columns are rows of the tensor, its rows columns: blocks meet at multiples of these.
   const auto transposed_format = [this, head_rows, format](const Piece& p) {
     PackedFormat result = format(p);
     if (result.dtype != DType::kF8E4M3) return result;
     const BlockScales& scales = *p.open[0]->block_scales();
     if (scales.block_cols % kPanelRows != 0) {
-      return PackedFormat{.dtype = PlainFormat(form_, p.open)};
+      return PackedFormat{.dtype = PlainFormat(form(), p.open)};
     }
     result.scale_cols = std::gcd(scales.block_rows, head_rows);
     return result;
   };
   Declare(
       {{name, {whole.heads * head_rows, out.latent}}},
-      [out, format, transposed_format](Piece& p) {
+      [out, format, transposed_format](const Piece& p) {
         const size_t head = PackedBytes(format(p), out.nope, out.latent) +
                             PackedBytes(transposed_format(p), out.latent, out.nope) +
                             PackedBytes(format(p), out.value, out.latent);
-        return PieceSize{static_cast<size_t>(out.heads) * head, format(p).dtype};
+        return SizesOf(static_cast<size_t>(out.heads) * head, format(p).dtype);
       },
-      [packed, out, first_head = heads.first, head_rows, format, transposed_format](
-          Piece& p, std::byte* memory, ThreadPool& pool) {
+      [this, packed, out, first_head = heads.first, head_rows, format, transposed_format](
+          const Piece& p, ThreadPool& pool) {
+        std::byte* memory = Take(p);
         const auto place = [&](std::vector<PackedMatrix>* views, PackedFormat view_format,
                                int64_t rows, int64_t cols) {
           views->clear();
@@ -358,76 +343,8 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
           PackRows(key, 0, out.nope, values.data());
           PackRows(value, 0, out.value, values.data() + keys);
         });
-      });
-  pieces_.back().part = 1.0 / form_.head_ranks();
-}
-
-void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
-                             float added) {
-  DeclareValues(out, {name, {size}}, added);
-}
-
-void CpuWeightLoader::HeadVector(const float** out, const std::string& name, int64_t size) {
-  DeclareValues(out, {name, {size}}, 0);
-  KeepFrom(OwnShare(Cut::kHeads, size).first, out);
-}
-
-void CpuWeightLoader::KeepFrom(int64_t first, const float** out) {
-  pieces_.back().fill = [fill = pieces_.back().fill, out, first](Piece& p, std::byte* memory,
-                                                                 ThreadPool& pool) {
-    fill(p, memory, pool);
-    *out += first;
-  };
-}
-
-void CpuWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
-                             int64_t cols) {
-  DeclareValues(out, {name, {rows, cols}}, 0);
-}
-
-void CpuWeightLoader::HeadValues(const float** out, const std::string& name, int64_t rows,
-                                 int64_t cols) {
-  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true}, 0);
-  KeepFrom(OwnShare(Cut::kHeads, rows).first * cols, out);
-}
-
-void CpuWeightLoader::DeclareValues(const float** out, ExpectedTensor tensor, float added) {
-  int64_t size = 1;
-  for (const int64_t dimension : tensor.shape) size *= dimension;
-  Declare(
-      {std::move(tensor)},
-      [size](Piece&) { return PieceSize{static_cast<size_t>(size) * sizeof(float), DType::kF32}; },
-      [out, size, added](Piece& p, std::byte* memory, ThreadPool&) {
-        auto* data = reinterpret_cast<float*>(memory);
-        p.open[0]->ReadRows(0, p.open[0]->rows(), data);
-        for (int64_t i = 0; added != 0 && i < size; ++i) data[i] += added;
-        *out = data;
-      });
-}
-
-void CpuWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,
-                               int64_t cols, int64_t limit) {
-  OUTRIDER_CHECK(limit > 0 && limit <= 1 << 24, "floats hold the integers");
-  Declare(
-      {{.name = name, .shape = {rows, cols}, .holds_integers = true}},
-      [rows, cols](Piece&) {
-        return PieceSize{static_cast<size_t>(rows * cols) * sizeof(int32_t), DType::kI32};
       },
-      [this, out, rows, cols, limit](Piece& p, std::byte* memory, ThreadPool&) {
-        std::vector<float> values(static_cast<size_t>(rows * cols));
-        p.open[0]->ReadRows(0, rows, values.data());
-        auto* data = reinterpret_cast<int32_t*>(memory);
-        for (size_t i = 0; i < values.size(); ++i) {
-          if (values[i] < 0 || values[i] >= static_cast<float>(limit)) {
-            throw InvalidArgument("{}: {} holds {} in row {}, column {}; 0 to {} is needed",
-                                  source_.where(), p.tensors[0].name, values[i],
-                                  static_cast<int64_t>(i) / cols, static_cast<int64_t>(i) % cols,
-                                  limit - 1);
-          }
-          data[i] = static_cast<int32_t>(values[i]);
-        }
-        *out = data;
-      });
+      1.0 / ranks());
 }
 
 void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t rows,
@@ -436,12 +353,13 @@ void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t
   *handle = {rows, cols, out};
   Declare(
       {{name, {rows, cols}}},
-      [this, rows, cols](Piece& p) {
-        const DType dtype = PlainFormat(form_, p.open);
-        return PieceSize{static_cast<size_t>(rows * cols) * DTypeSize(dtype), dtype};
+      [this, rows, cols](const Piece& p) {
+        const DType dtype = PlainFormat(form(), p.open);
+        return SizesOf(static_cast<size_t>(rows * cols) * DTypeSize(dtype), dtype);
       },
-      [this, out, rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
-        *out = {PlainFormat(form_, p.open), rows, cols, memory};
+      [this, out, rows, cols](const Piece& p, ThreadPool& pool) {
+        std::byte* const memory = Take(p);
+        *out = {PlainFormat(form(), p.open), rows, cols, memory};
         const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
         pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
@@ -458,82 +376,24 @@ void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t
       });
 }
 
-void CpuWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                           int64_t cols, std::string_view why) {
-  Declare(
-      {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
-      [this, why = std::string(why)](Piece& p, std::byte*, ThreadPool& pool) {
-        CheckCopy(source_, p.tensors[0], p.tensors[1], why, pool);
-      });
-}
-
-std::vector<ExpectedTensor> CpuWeightLoader::Declared() const {
-  std::vector<ExpectedTensor> expected;
-  for (const Piece& piece : pieces_) {
-    expected.insert(expected.end(), piece.tensors.begin(), piece.tensors.end());
-  }
-  return expected;
-}
-
-void CpuWeightLoader::OpenAll() {
-  for (Piece& piece : pieces_) {
-    if (!piece.open.empty()) continue;
-    for (const ExpectedTensor& tensor : piece.tensors) {
-      piece.open.push_back(source_.Open(tensor));
-    }
-    piece.size = piece.measure(piece);
-    piece.size.bytes = Aligned(piece.size.bytes);
-  }
-}
-
-void CpuWeightLoader::AddGroups(WeightGroups& groups) {
-  OpenAll();
-  for (const Piece& piece : pieces_) {
-    if (piece.size.bytes == 0) continue;
-    std::vector<const WeightTensor*> tensors;
-    for (const auto& tensor : piece.open) tensors.push_back(tensor.get());
-    groups.Add(piece.tensors.front().name, tensors,
-               {{piece.size.dtype, static_cast<int64_t>(piece.size.bytes)}});
-  }
-}
-
-WeightSizes CpuWeightLoader::PackedSizes() {
-  OpenAll();
-  WeightSizes sizes;
-  for (const Piece& piece : pieces_) {
-    sizes[piece.size.dtype] += static_cast<int64_t>(piece.size.bytes);
-  }
-  return sizes;
-}
-
-int64_t CpuWeightLoader::Piece::StoredBytes() const {
-  int64_t stored = 0;
-  for (const auto& tensor : open) stored += tensor->stored_bytes();
-  return static_cast<int64_t>(part * static_cast<double>(stored));
-}
-
-int64_t CpuWeightLoader::StoredBytes() {
-  OpenAll();
-  int64_t total = 0;
-  for (const Piece& piece : pieces_) total += piece.StoredBytes();
-  return total;
-}
-
-std::unique_ptr<WeightMemory> CpuWeightLoader::Load(const Device& device,
-                                                    const Progress& progress) {
+void CpuWeightLoader::Begin(ThreadPool& /*pool*/) {
   memory_->bytes = Buffer(static_cast<size_t>(SumOf(PackedSizes())));
-  const int64_t total = StoredBytes();
-  int64_t done = 0;
-  std::byte* next = memory_->bytes.data();
-  for (Piece& piece : pieces_) {
-    piece.fill(piece, next, *device.pool);
-    next += piece.size.bytes;
-    done += piece.StoredBytes();
-    piece.open.clear();
-    if (progress) progress(done, total);
-  }
-  pieces_.clear();
+  next_ = memory_->bytes.data();
+}
+
+std::unique_ptr<WeightMemory> CpuWeightLoader::Finish() {
+  OUTRIDER_CHECK(next_ == memory_->bytes.data() + memory_->bytes.size());
   return std::exchange(memory_, std::make_unique<Memory>());
+}
+
+std::byte* CpuWeightLoader::Take(int64_t bytes) {
+  return std::exchange(next_, next_ + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+const void* CpuWeightLoader::Keep(std::span<const std::byte> values) {
+  std::byte* const kept = Take(std::ssize(values));
+  std::ranges::copy(values, kept);
+  return kept;
 }
 
 }  // namespace outrider::cpu

@@ -1,11 +1,12 @@
 // The CPU's weight loader: packs a checkpoint's tensors into panels, in one block of memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,7 @@ namespace outrider::cpu {
 class CpuWeightLoader : public WeightLoader {
  public:
   /// The source must outlive the loader.
-  CpuWeightLoader(const WeightSource& source, WeightForm form);
-
-  const WeightSource& source() const override { return source_; }
-  int32_t ranks() const override { return form_.head_ranks(); }
+  CpuWeightLoader(const WeightSource& source, const WeightForm& form);
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
@@ -35,22 +33,9 @@ class CpuWeightLoader : public WeightLoader {
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
-  void Vector(const float** out, const std::string& name, int64_t size, float added) override;
-  void HeadVector(const float** out, const std::string& name, int64_t size) override;
-  void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void HeadValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
-                int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
-            std::string_view why) override;
-  WeightSizes PackedSizes() override;
-  int64_t StoredBytes() override;
-  std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
-  std::vector<ExpectedTensor> Declared() const override;
-  void AddGroups(WeightGroups& groups) override;
   /// What the handles point to; addresses stay.
   struct Memory : WeightMemory {
     Buffer bytes;
@@ -59,29 +44,15 @@ class CpuWeightLoader : public WeightLoader {
     std::deque<PackedKvUp> kv_ups;
     std::deque<PackedExperts> experts;
   };
-  struct PieceSize {
-    size_t bytes = 0;
-    DType dtype = DType::kF32;  // of the elements, of most of them if they differ
-  };
-  struct Piece {
-    std::vector<ExpectedTensor> tensors;
-    OpenTensors open;
-    PieceSize size;
-    double part = 1;                           // of the tensors, which is read
-    std::function<PieceSize(Piece&)> measure;  // once the tensors are open
-    std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
 
-    /// Of the open tensors in the files, what is read.
-    int64_t StoredBytes() const;
-  };
+  void Begin(ThreadPool& pool) override;
+  std::unique_ptr<WeightMemory> Finish() override;
+  const void* Keep(std::span<const std::byte> values) override;
+  /// Memory for as many bytes.
+  std::byte* Take(int64_t bytes);
+  /// Memory for a piece that is measured.
+  std::byte* Take(const Piece& piece) { return Take(SumOf(*piece.sizes)); }
 
-  void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
-               std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
-  /// Float32 values; `added` is added to each.
-  void DeclareValues(const float** out, ExpectedTensor tensor, float added);
-  /// Of the values declared last this rank's begin at `first`. They are read whole, as a file may
-  /// have them in one row.
-  void KeepFrom(int64_t first, const float** out);
   /// How DeclareStacked declares.
   struct StackedUse {
     Cut cut = Cut::kNone;
@@ -94,28 +65,15 @@ class CpuWeightLoader : public WeightLoader {
   /// One MLP of `num_mlps` of that shape that a layer has; with an index, that of stacks.
   void DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width, int64_t hidden,
                   int64_t num_mlps, std::optional<int64_t> index);
-  /// A handle of a matrix of `count` tensors [rows, cols] that is yet to be declared.
+  /// Sets the handle of a matrix of `count` tensors [rows, cols] that is yet to be declared.
   PackedMatrix* NewMatrix(Weight* out, int64_t count, int64_t rows, int64_t cols,
                           const WeightCut& cut = {});
   /// Throws Error where a part of a matrix would share a panel of FP8 codes with other blocks; it
   /// names how many ranks can share the matrix. whole_rows: of each tensor.
   void CheckCut(const Piece& piece, const PackedFormat& format, Cut cut, int64_t whole_rows) const;
-  void OpenAll();
-  Share OwnShare(Cut cut, int64_t size) const {
-    return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
-                   form_.place);
-  }
-  /// What is cut of a matrix that is declared with `cut`: nothing of one that gives or reads heads
-  /// where every rank has all of them.
-  WeightCut OwnCut(const WeightCut& cut) const {
-    const bool of_heads = cut.rows == Cut::kHeads || cut.input == Cut::kHeads;
-    return of_heads && form_.whole_attention ? WeightCut() : cut;
-  }
 
-  const WeightSource& source_;
-  WeightForm form_;
-  std::vector<Piece> pieces_;
   std::unique_ptr<Memory> memory_;
+  std::byte* next_ = nullptr;  // of the memory, where the next weight goes
 };
 
 }  // namespace outrider::cpu

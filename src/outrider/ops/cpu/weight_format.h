@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "outrider/base/dtype.h"
 #include "outrider/checkpoint/weight_source.h"
@@ -11,9 +9,6 @@
 #include "outrider/ops/weight_loader.h"
 
 namespace outrider::cpu {
-
-/// The checkpoint tensors that one weight is made of, at least one.
-using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
 
 /// bfloat16 where the compute dtype is bfloat16 or the values are exact in it, else float32.
 DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);

@@ -1,7 +1,5 @@
-// Longer than most files: what a kind of weight declares and how it is packed stand side by side.
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -79,7 +77,9 @@ bool IsApart(const std::vector<MlpParts>& shared, const std::vector<MlpParts>& e
 
 CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm& form,
                                    cudaStream_t stream)
-    : source_(source), form_(form), stream_(stream), memory_(std::make_unique<Memory>()) {
+    : WeightLoader(source, form, /*alignment=*/1),
+      stream_(stream),
+      memory_(std::make_unique<Memory>()) {
   if (form.compute_dtype != DType::kBF16) {
     throw InvalidArgument("the GPU computes in bfloat16, not in {}: --dtype bfloat16 runs there",
                           DTypeName(form.compute_dtype));
@@ -111,14 +111,14 @@ std::vector<MlpParts> CudaWeightLoader::OwnMlps(const std::vector<MlpParts>& who
 }
 
 MatrixForm CudaWeightLoader::FormOf(WeightFormat format, int64_t rows, int64_t cols) const {
-  if (form_.place.ranks == 1) return {.format = format};
+  if (form().place.ranks == 1) return {.format = format};
   const PackedWeight whole = {
       .format = format, .n = static_cast<int>(rows), .k = static_cast<int>(cols)};
   return {.format = format, .segments = SegmentsOf(whole).count};
 }
 
 TensorUpload::MlpForms CudaWeightLoader::FormsOf(const std::vector<MlpParts>& wholes) const {
-  const MlpFormats formats = outrider::cuda::FormatsOf(source_, wholes);
+  const MlpFormats formats = outrider::cuda::FormatsOf(source(), wholes);
   const MlpParts& first = wholes[0];
   return {.gate_up = FormOf(formats.gate_up, 2 * first.gate.rows, first.gate.cols),
           .down = FormOf(formats.down, first.down.rows, first.down.cols)};
@@ -129,7 +129,7 @@ std::vector<MatrixForm> CudaWeightLoader::SideBySideForms(
   std::vector<MatrixForm> forms;
   int64_t rows = 0;
   for (const TensorPart& whole : wholes) {
-    forms.push_back({.format = FormatOf(source_, {whole})});
+    forms.push_back({.format = FormatOf(source(), {whole})});
     rows += whole.rows;
   }
   const PackedWeight all = {.format = forms[0].format,
@@ -139,10 +139,17 @@ std::vector<MatrixForm> CudaWeightLoader::SideBySideForms(
   return forms;
 }
 
-void CudaWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
-                               std::function<void(WeightSizes&)> measure,
-                               std::function<void(TensorUpload&)> fill) {
-  pieces_.push_back({std::move(tensors), std::move(measure), std::move(fill)});
+void CudaWeightLoader::DeclarePacked(std::vector<ExpectedTensor> tensors,
+                                     std::function<void(WeightSizes&)> measure,
+                                     std::function<void(TensorUpload&)> fill, double part) {
+  Declare(
+      std::move(tensors),
+      [measure = std::move(measure)](const Piece&) {
+        WeightSizes sizes;
+        measure(sizes);
+        return sizes;
+      },
+      [this, fill = std::move(fill)](const Piece&, ThreadPool&) { fill(*upload_); }, part);
 }
 
 void CudaWeightLoader::AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
@@ -153,31 +160,30 @@ void CudaWeightLoader::AddMatrixSize(WeightFormat format, int64_t rows, int64_t 
 
 void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                                int64_t cols, const WeightCut& declared) {
-  const WeightCut cut = OwnCut(declared);
-  OUTRIDER_CHECK(names.size() == 1 || cut.rows != Cut::kRows);
   PackedWeight* packed = &memory_->matrices.emplace_back();
-  const auto count = static_cast<int64_t>(names.size());
-  const int64_t own_rows = count * OwnShare(cut.rows, rows).count;
-  *out = {cut.rows == Cut::kRows ? rows : own_rows, cols, packed, cut};
+  const int64_t count = std::ssize(names);
+  *out = Handle(packed, count, rows, cols, declared);
+  const Cut cut = out->cut.rows;
+  const int64_t own_rows = count * OwnShare(cut, rows).count;
   std::vector<TensorPart> wholes;
   std::vector<TensorPart> parts;
   std::vector<ExpectedTensor> tensors;
   for (const std::string& name : names) {
     wholes.push_back(TensorPart::Whole(name, rows, cols));
-    parts.push_back(OwnPart(wholes.back(), cut.rows));
+    parts.push_back(OwnPart(wholes.back(), cut));
     tensors.push_back(wholes.back().Expected());
   }
-  Declare(
+  DeclarePacked(
       std::move(tensors),
       [this, wholes, cut, own_rows, cols](WeightSizes& sizes) {
-        const WeightFormat format = FormatOf(source_, wholes);
-        CheckCut(source_, wholes, cut.rows, form_.place, format);
+        const WeightFormat format = FormatOf(source(), wholes);
+        CheckCut(source(), wholes, cut, form().place, format);
         AddMatrixSize(format, own_rows, cols, 1, sizes);
       },
       [this, packed, wholes, parts, whole_rows = count * rows, cols](TensorUpload& upload) {
-        *packed = upload.Matrix(parts, FormOf(FormatOf(source_, wholes), whole_rows, cols));
-      });
-  pieces_.back().part = static_cast<double>(own_rows) / static_cast<double>(count * rows);
+        *packed = upload.Matrix(parts, FormOf(FormatOf(source(), wholes), whole_rows, cols));
+      },
+      static_cast<double>(own_rows) / static_cast<double>(count * rows));
 }
 
 void CudaWeightLoader::SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) {
@@ -194,24 +200,24 @@ void CudaWeightLoader::SideBySide(const std::vector<NamedMatrix>& matrices, int6
     wholes.push_back(TensorPart::Whole(m.name, m.rows, cols));
     parts.push_back(OwnPart(wholes.back(), m.cut.rows));
     tensors.push_back(wholes.back().Expected());
-    *m.out = {parts.back().rows, cols, packed.back(), OwnCut(m.cut)};
+    *m.out = Handle(packed.back(), 1, m.rows, cols, m.cut);
     cuts.push_back(m.out->cut.rows);
     whole_rows += m.rows;
     own_rows += parts.back().rows;
   }
-  Declare(
+  DeclarePacked(
       std::move(tensors),
       [this, wholes, parts, cuts](WeightSizes& sizes) {
         for (size_t i = 0; i < parts.size(); ++i) {
-          const WeightFormat format = FormatOf(source_, {wholes[i]});
-          CheckCut(source_, {wholes[i]}, cuts[i], form_.place, format);
+          const WeightFormat format = FormatOf(source(), {wholes[i]});
+          CheckCut(source(), {wholes[i]}, cuts[i], form().place, format);
           AddMatrixSize(format, parts[i].rows, parts[i].cols, 1, sizes);
         }
       },
       [this, packed, wholes, parts](TensorUpload& upload) {
         upload.SideBySide(parts, SideBySideForms(wholes), packed);
-      });
-  pieces_.back().part = static_cast<double>(own_rows) / static_cast<double>(whole_rows);
+      },
+      static_cast<double>(own_rows) / static_cast<double>(whole_rows));
 }
 
 void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -219,7 +225,7 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
   PackedWeight* packed = &memory_->matrices.emplace_back();
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
-  Declare(
+  DeclarePacked(
       {part.Expected()},
       [this, rows, cols](WeightSizes& sizes) {
         AddMatrixSize(WeightFormat::kBf16, rows, cols, 1, sizes);
@@ -228,11 +234,11 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
 }
 
 void CudaWeightLoader::AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const {
-  const MlpFormats formats = outrider::cuda::FormatsOf(source_, mlps);
+  const MlpFormats formats = outrider::cuda::FormatsOf(source(), mlps);
   const MlpParts first = OwnMlp(mlps[0]);
   for (const MlpParts& mlp : mlps) {
-    CheckCut(source_, {mlp.gate}, Cut::kInner, form_.place, formats.gate_up);
-    CheckCut(source_, {mlp.down}, Cut::kRows, form_.place, formats.down);
+    CheckCut(source(), {mlp.gate}, Cut::kInner, form().place, formats.gate_up);
+    CheckCut(source(), {mlp.down}, Cut::kRows, form().place, formats.down);
   }
   const auto count = static_cast<int64_t>(mlps.size());
   AddMatrixSize(formats.gate_up, 2 * first.gate.rows, first.gate.cols, count, sizes);
@@ -243,25 +249,22 @@ void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& name
                            int64_t hidden) {
   PackedWeight* packed_gate_up = &memory_->matrices.emplace_back();
   PackedWeight* packed_down = &memory_->matrices.emplace_back();
-  const int64_t own_width = OwnShare(Cut::kInner, width).count;
-  *gate_up = {2 * own_width, hidden, packed_gate_up, {.rows = Cut::kInner}};
-  *down = {hidden, width, packed_down, {.rows = Cut::kRows, .input = Cut::kInner}};
+  *gate_up = Handle(packed_gate_up, 2, width, hidden, {.rows = Cut::kInner});
+  *down = Handle(packed_down, 1, hidden, width, {.rows = Cut::kRows, .input = Cut::kInner});
   const std::vector<MlpParts> mlp = {PartsOf(names, width, hidden)};
-  Declare(
+  DeclarePacked(
       TensorsOf(mlp), [this, mlp](WeightSizes& sizes) { AddMlpSizes(mlp, sizes); },
       [this, packed_gate_up, packed_down, mlp](TensorUpload& upload) {
         upload.Mlps(OwnMlps(mlp), FormsOf(mlp), packed_gate_up, packed_down);
-      });
-  pieces_.back().part = 1.0 / form_.place.ranks;
+      },
+      1.0 / form().place.ranks);
 }
 
 void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
   CudaExperts* packed = &memory_->experts.emplace_back();
-  const int64_t count = e.stacked > 0 ? e.stacked : std::ssize(e.routed);
-  *out = {count, OwnShare(Cut::kInner, e.width).count, OwnShare(Cut::kInner, e.shared_width).count,
-          packed};
+  *out = Handle(packed, e);
   std::vector<MlpParts> routed;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < out->experts; ++i) {
     const MlpTensors& names = e.routed[e.stacked > 0 ? 0 : static_cast<size_t>(i)];
     MlpParts& mlp = routed.emplace_back(PartsOf(names, e.width, e.hidden));
     for (TensorPart* part : {&mlp.gate, &mlp.up, &mlp.down}) {
@@ -273,23 +276,23 @@ void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
   if (e.shared_width > 0) shared.push_back(PartsOf(e.shared, e.shared_width, e.hidden));
   std::vector<ExpectedTensor> tensors = TensorsOf(routed);
   for (const ExpectedTensor& tensor : TensorsOf(shared)) tensors.push_back(tensor);
-  Declare(
+  DeclarePacked(
       std::move(tensors),
       [this, routed, shared](WeightSizes& sizes) {
-        const std::vector<MlpParts> experts = JoinExperts(source_, routed, shared);
+        const std::vector<MlpParts> experts = JoinExperts(source(), routed, shared);
         AddMlpSizes(experts, sizes);
         if (IsApart(shared, experts, routed)) AddMlpSizes(shared, sizes);
       },
       [this, packed, routed, shared](TensorUpload& upload) {
-        const std::vector<MlpParts> experts = JoinExperts(source_, routed, shared);
+        const std::vector<MlpParts> experts = JoinExperts(source(), routed, shared);
         packed->shared = static_cast<int>(experts.size() - routed.size());
         upload.Mlps(OwnMlps(experts), FormsOf(experts), &packed->gate_up, &packed->down);
         if (IsApart(shared, experts, routed)) {
           upload.Mlps(OwnMlps(shared), FormsOf(shared), &packed->shared_gate_up,
                       &packed->shared_down);
         }
-      });
-  pieces_.back().part = 1.0 / form_.place.ranks;
+      },
+      1.0 / form().place.ranks);
 }
 
 void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& whole) {
@@ -304,7 +307,7 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
   const MatrixForm form = FormOf(WeightFormat::kBf16, part.rows, part.cols);
   part.first_row = heads.first * head_rows;
   part.rows = heads.count * head_rows;
-  Declare(
+  DeclarePacked(
       {expected},
       [this, rows = part.rows, sizes](WeightSizes& total) {
         AddMatrixSize(WeightFormat::kBf16, rows, sizes.latent, 1, total);
@@ -322,29 +325,8 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
         CheckCuda(outrider::cuda::SplitKvUp(split, stream_), "splitting kv_b_proj");
         packed->key_up_t = split.key_up_t;
         packed->value_up = split.value_up;
-      });
-  pieces_.back().part = 1.0 / form_.head_ranks();
-}
-
-void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
-                              float added) {
-  DeclareVector(out, name, size, {0, size}, added);
-}
-
-void CudaWeightLoader::HeadVector(const float** out, const std::string& name, int64_t size) {
-  DeclareVector(out, name, size, OwnShare(Cut::kHeads, size), 0);
-}
-
-void CudaWeightLoader::DeclareVector(const float** out, const std::string& name, int64_t size,
-                                     const Share& own, float added) {
-  Declare(
-      {{name, {size}}},
-      [own](WeightSizes& sizes) {
-        sizes[DType::kF32] += own.count * static_cast<int64_t>(sizeof(float));
       },
-      [out, name, size, own, added](TensorUpload& upload) {
-        *out = upload.Vector(name, size, own, added);
-      });
+      1.0 / ranks());
 }
 
 void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -352,13 +334,13 @@ void CudaWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t
   PackedWeight* packed = &memory_->matrices.emplace_back();
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
-  Declare(
+  DeclarePacked(
       {part.Expected()},
       [this, rows, cols](WeightSizes& sizes) {
         AddMatrixSize(WeightFormat::kBf16, rows, cols, 1, sizes);
       },
       [this, packed, part](TensorUpload& upload) {
-        CheckHeldByBf16(source_, part);
+        CheckHeldByBf16(source(), part);
         *packed = upload.Bf16Matrix(part);
       });
 }
@@ -373,7 +355,7 @@ void CudaWeightLoader::ExactSideBySide(const std::vector<NamedMatrix>& matrices,
     parts.push_back(TensorPart::Whole(m.name, m.rows, cols));
     tensors.push_back(parts.back().Expected());
   }
-  Declare(
+  DeclarePacked(
       std::move(tensors),
       [this, parts](WeightSizes& sizes) {
         for (const TensorPart& part : parts) {
@@ -381,7 +363,7 @@ void CudaWeightLoader::ExactSideBySide(const std::vector<NamedMatrix>& matrices,
         }
       },
       [this, packed, parts](TensorUpload& upload) {
-        for (const TensorPart& part : parts) CheckHeldByBf16(source_, part);
+        for (const TensorPart& part : parts) CheckHeldByBf16(source(), part);
         upload.Bf16SideBySide(parts, packed);
       });
 }
@@ -393,45 +375,11 @@ void CudaWeightLoader::StreamMatrix(Weight* out, const std::string& name, int64_
   Values(&packed->values, name, rows, cols);
 }
 
-void CudaWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
-                              int64_t cols) {
-  DeclareValues(out, {name, {rows, cols}}, {0, rows * cols});
-}
-
-void CudaWeightLoader::HeadValues(const float** out, const std::string& name, int64_t rows,
-                                  int64_t cols) {
-  const Share own = OwnShare(Cut::kHeads, rows);
-  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true},
-                {own.first * cols, own.count * cols});
-}
-
-void CudaWeightLoader::DeclareValues(const float** out, const ExpectedTensor& tensor,
-                                     const Share& own) {
-  Declare(
-      {tensor},
-      [own](WeightSizes& sizes) {
-        sizes[DType::kF32] += own.count * static_cast<int64_t>(sizeof(float));
-      },
-      [out, tensor, own](TensorUpload& upload) { *out = upload.Values(tensor, own); });
-}
-
-void CudaWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,
-                                int64_t cols, int64_t limit) {
-  Declare(
-      {{.name = name, .shape = {rows, cols}, .holds_integers = true}},
-      [rows, cols](WeightSizes& sizes) {
-        sizes[DType::kI32] += rows * cols * static_cast<int64_t>(sizeof(int32_t));
-      },
-      [out, name, rows, cols, limit](TensorUpload& upload) {
-        *out = upload.Integers(name, rows, cols, limit);
-      });
-}
-
 void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) {
   CudaTable* packed = &memory_->tables.emplace_back();
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
-  Declare(
+  DeclarePacked(
       {part.Expected()},
       [rows, cols](WeightSizes& sizes) {
         sizes[DType::kBF16] += rows * cols * static_cast<int64_t>(sizeof(BFloat16));
@@ -439,74 +387,11 @@ void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t r
       [packed, part](TensorUpload& upload) { packed->rows = upload.Plain(part); });
 }
 
-void CudaWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                            int64_t cols, std::string_view why) {
-  const ExpectedTensor copy = {name, {rows, cols}};
-  const ExpectedTensor first = {original, {rows, cols}};
-  Declare(
-      {copy, first}, [](WeightSizes&) {},
-      [this, copy, first, why = std::string(why)](TensorUpload& upload) {
-        CheckCopy(source_, copy, first, why, upload.pool());
-      });
-}
+void CudaWeightLoader::Begin(ThreadPool& pool) { upload_.emplace(source(), pool, stream_); }
 
-std::vector<ExpectedTensor> CudaWeightLoader::Declared() const {
-  std::vector<ExpectedTensor> expected;
-  for (const Piece& piece : pieces_) {
-    expected.insert(expected.end(), piece.tensors.begin(), piece.tensors.end());
-  }
-  return expected;
-}
-
-void CudaWeightLoader::AddGroups(WeightGroups& groups) {
-  for (const Piece& piece : pieces_) {
-    WeightSizes sizes;
-    piece.measure(sizes);
-    if (SumOf(sizes) == 0) continue;
-    std::vector<std::unique_ptr<WeightTensor>> open;
-    std::vector<const WeightTensor*> tensors;
-    for (const ExpectedTensor& tensor : piece.tensors) {
-      open.push_back(source_.Open(tensor));
-      tensors.push_back(open.back().get());
-    }
-    groups.Add(piece.tensors.front().name, tensors, sizes);
-  }
-}
-
-WeightSizes CudaWeightLoader::PackedSizes() {
-  WeightSizes sizes;
-  for (const Piece& piece : pieces_) piece.measure(sizes);
-  return sizes;
-}
-
-int64_t CudaWeightLoader::StoredBytesOf(const Piece& piece) const {
-  int64_t stored = 0;
-  for (const ExpectedTensor& tensor : piece.tensors) {
-    stored += source_.Open(tensor)->stored_bytes();
-  }
-  return static_cast<int64_t>(static_cast<double>(stored) * piece.part);
-}
-
-int64_t CudaWeightLoader::StoredBytes() {
-  int64_t total = 0;
-  for (const Piece& piece : pieces_) total += StoredBytesOf(piece);
-  return total;
-}
-
-std::unique_ptr<WeightMemory> CudaWeightLoader::Load(const Device& device,
-                                                     const Progress& progress) {
-  TensorUpload upload(source_, *device.pool, stream_);
-  std::vector<int64_t> bytes;
-  for (const Piece& piece : pieces_) bytes.push_back(StoredBytesOf(piece));
-  const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  int64_t done = 0;
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    pieces_[i].fill(upload);
-    done += bytes[i];
-    if (progress) progress(done, total);
-  }
-  pieces_.clear();
-  memory_->bytes = upload.Finish();
+std::unique_ptr<WeightMemory> CudaWeightLoader::Finish() {
+  memory_->bytes = upload_->Finish();
+  upload_.reset();
   return std::exchange(memory_, std::make_unique<Memory>());
 }
 

@@ -12,9 +12,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,9 +33,6 @@ class CudaWeightLoader : public WeightLoader {
   /// the kernels do not read.
   CudaWeightLoader(const WeightSource& source, const WeightForm& form, cudaStream_t stream);
 
-  const WeightSource& source() const override { return source_; }
-  int32_t ranks() const override { return form_.head_ranks(); }
-
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override;
   void SideBySide(const std::vector<NamedMatrix>& matrices, int64_t cols) override;
@@ -44,22 +44,9 @@ class CudaWeightLoader : public WeightLoader {
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
-  void Vector(const float** out, const std::string& name, int64_t size, float added) override;
-  void HeadVector(const float** out, const std::string& name, int64_t size) override;
-  void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void HeadValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
-                int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
-            std::string_view why) override;
-  WeightSizes PackedSizes() override;
-  int64_t StoredBytes() override;
-  std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
-  std::vector<ExpectedTensor> Declared() const override;
-  void AddGroups(WeightGroups& groups) override;
   struct Memory : WeightMemory {
     std::vector<DeviceMemory> bytes;
     std::deque<PackedWeight> matrices;
@@ -68,36 +55,18 @@ class CudaWeightLoader : public WeightLoader {
     std::deque<CudaKvUp> kv_ups;
     std::deque<CudaExperts> experts;
   };
-  struct Piece {
-    std::vector<ExpectedTensor> tensors;
-    std::function<void(WeightSizes&)> measure;
-    std::function<void(TensorUpload&)> fill;
-    double part = 1;  // of the tensors' bytes that the rank reads
-  };
 
-  void Declare(std::vector<ExpectedTensor> tensors, std::function<void(WeightSizes&)> measure,
-               std::function<void(TensorUpload&)> fill);
-  /// Of the piece's tensors in the files, what is read.
-  int64_t StoredBytesOf(const Piece& piece) const;
+  void Begin(ThreadPool& pool) override;
+  std::unique_ptr<WeightMemory> Finish() override;
+  const void* Keep(std::span<const std::byte> values) override { return upload_->Keep(values); }
+
+  /// Declare, with what a device does of it.
+  void DeclarePacked(std::vector<ExpectedTensor> tensors, std::function<void(WeightSizes&)> measure,
+                     std::function<void(TensorUpload&)> fill, double part = 1);
   void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
                      WeightSizes& sizes) const;
   void AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const;
-  /// own: of all values of the tensor.
-  void DeclareValues(const float** out, const ExpectedTensor& tensor, const Share& own);
-  void DeclareVector(const float** out, const std::string& name, int64_t size, const Share& own,
-                     float added);
 
-  /// The rank's part of `size` rows or columns.
-  Share OwnShare(Cut cut, int64_t size) const {
-    return ShareOf(cut == Cut::kHeads && form_.whole_attention ? Cut::kNone : cut, size,
-                   form_.place);
-  }
-  /// What is cut of a matrix that is declared with `cut`: nothing of one that gives or reads heads
-  /// where every rank has all of them.
-  WeightCut OwnCut(const WeightCut& cut) const {
-    const bool of_heads = cut.rows == Cut::kHeads || cut.input == Cut::kHeads;
-    return of_heads && form_.whole_attention ? WeightCut() : cut;
-  }
   /// The rank's rows of a part of a tensor, and of the matrices of an MLP.
   TensorPart OwnPart(TensorPart whole, Cut cut) const;
   MlpParts OwnMlp(const MlpParts& whole) const;
@@ -108,11 +77,9 @@ class CudaWeightLoader : public WeightLoader {
   /// How each of several matrices is stored whose products are one.
   std::vector<MatrixForm> SideBySideForms(const std::vector<TensorPart>& wholes) const;
 
-  const WeightSource& source_;
-  WeightForm form_;
   cudaStream_t stream_;
-  std::vector<Piece> pieces_;
   std::unique_ptr<Memory> memory_;
+  std::optional<TensorUpload> upload_;  // between Begin and Finish
 };
 
 }  // namespace outrider::cuda

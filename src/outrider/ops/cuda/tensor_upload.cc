@@ -46,12 +46,6 @@ float DummyScale(const WeightTensor& tensor) {
   return ones[0];
 }
 
-/// Leaves those of a share.
-void Keep(const Share& own, std::vector<float>& values) {
-  values.erase(values.begin() + own.end(), values.end());
-  values.erase(values.begin(), values.begin() + own.first);
-}
-
 }  // namespace
 
 TensorUpload::TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream)
@@ -169,51 +163,12 @@ void TensorUpload::ReadGroupScales(const OpenPart& from, WeightFormat format, vo
   });
 }
 
-const float* TensorUpload::Vector(const std::string& name, int64_t size, const Share& own,
-                                  float added) {
-  const auto tensor = source_.Open({name, {size}});
-  std::vector<float> values(static_cast<size_t>(size));
-  tensor->ReadRows(0, 1, values.data());
-  Keep(own, values);
-  for (float& value : values) value += added;
-  return Bring(values);
-}
-
-const float* TensorUpload::Values(const ExpectedTensor& tensor, const Share& own) {
-  const auto open = source_.Open(tensor);
-  std::vector<float> values(static_cast<size_t>(open->rows() * open->cols()));
-  open->ReadRows(0, open->rows(), values.data());
-  Keep(own, values);
-  return Bring(values);
-}
-
-const int32_t* TensorUpload::Integers(const std::string& name, int64_t rows, int64_t cols,
-                                      int64_t limit) {
-  OUTRIDER_CHECK(limit > 0 && limit <= 1 << 24, "floats hold the integers");
-  std::vector<float> values(static_cast<size_t>(rows * cols));
-  const ExpectedTensor expected = {.name = name, .shape = {rows, cols}, .holds_integers = true};
-  source_.Open(expected)->ReadRows(0, rows, values.data());
-  std::vector<int32_t> integers;
-  integers.reserve(values.size());
-  for (const float value : values) {
-    if (value < 0 || value >= static_cast<float>(limit)) {
-      const auto at = static_cast<int64_t>(integers.size());
-      throw InvalidArgument("{}: {} holds {} in row {}, column {}; 0 to {} is needed",
-                            source_.where(), name, value, at / cols, at % cols, limit - 1);
-    }
-    integers.push_back(static_cast<int32_t>(value));
-  }
-  return Bring(integers);
-}
-
-template <typename T>
-const T* TensorUpload::Bring(const std::vector<T>& values) {
-  void* const to = Take(values.size() * sizeof(T));
+const void* TensorUpload::Keep(std::span<const std::byte> values) {
+  void* const to = Take(values.size());
   // The copy from pageable memory has read it when it returns.
-  CheckCuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice,
-                            stream_),
+  CheckCuda(cudaMemcpyAsync(to, values.data(), values.size(), cudaMemcpyHostToDevice, stream_),
             "copying weights to the device");
-  return static_cast<const T*>(to);
+  return to;
 }
 
 const void* TensorUpload::Plain(const TensorPart& part) {

@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
@@ -17,7 +16,6 @@
 #include "outrider/kernels/cuda/host/device_memory.h"
 #include "outrider/kernels/cuda/matmul/matmul.h"
 #include "outrider/ops/cuda/weight_formats.h"
-#include "outrider/parallel/share.h"
 
 namespace outrider::cuda {
 
@@ -27,12 +25,8 @@ class TensorUpload {
   /// stream has got so far.
   TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream);
 
-  /// float32 values `own` of a vector of `size`, each plus `added`.
-  const float* Vector(const std::string& name, int64_t size, const Share& own, float added);
-  /// float32 values `own` of all numbers of a tensor.
-  const float* Values(const ExpectedTensor& tensor, const Share& own);
-  /// Integers [rows, cols]. Throws Error for those outside 0 to limit - 1.
-  const int32_t* Integers(const std::string& name, int64_t rows, int64_t cols, int64_t limit);
+  /// A copy of the host's values; they have been read when it returns.
+  const void* Keep(std::span<const std::byte> values);
   /// bf16 [rows, cols].
   const void* Plain(const TensorPart& part);
   /// Parts of as many columns, stacked.
@@ -65,13 +59,9 @@ class TensorUpload {
 
   /// What was brought; the upload is at its end. Waits for the stream.
   std::vector<DeviceMemory> Finish();
-  ThreadPool& pool() const { return pool_; }
 
  private:
   OpenPart Open(const TensorPart& part) const;
-  /// A copy of the host's values that is kept with the rest; they have been read when it returns.
-  template <typename T>
-  const T* Bring(const std::vector<T>& values);
 
   /// Writes a part to device memory: bf16, or codes; scales of groups.
   void ReadBf16(const OpenPart& from, void* to);
