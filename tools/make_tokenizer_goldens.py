@@ -32,6 +32,11 @@ KIMI_SPLITS = [
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
+# Possessive quantifiers; numbers digit by digit; white space ends behind the first line break.
+LING_SPLITS = [
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+",
+]
 
 SAMPLE = """The quick brown fox jumps over the lazy dog, and the dog doesn't mind; they'll be friends.
 It's 12:45 on 2024-03-17. We've paid $1,234.56 (about 98%) for 3 items, haven't we?
@@ -85,6 +90,17 @@ def make_texts(specials):
     texts += ["a<|right|>  b", "<|right|>    b", "<|right|>   b", "<|right|>\n\n  \n b", "<|right|> \n x",
               "<|right|>\n", "<|right|>  <|left|>x", "<|right|>   <|left|>x", "a \n\n \n\n  b",
               "<|n|> \t x", "<|n|>\t\t", "<|n|>\t \tx", "<|right|> \tx", "x² ³y z¹ ¼½ ¾a _²"]
+    # What NFC composes, decomposes and orders, and what keeps marks from characters.
+    texts += ["s\u0323\u0307s\u0307\u0323\u1e61\u0323", "e\u0301\u0301", "\u00e9\u0301x", "e\u0323\u0301",
+              "\u212b\u2126\u2329", "\u0958\u0915\u093c\u0344\u0308\u0301", "\u0301\u0301a",
+              "\u1112\u1161\u11ab\u1112\u1161\u11a7\ud558\u11ab", "a\u0316\u0301\u0300",
+              "\uf900\ufa1e\U0002f800", "\u0cc6\u0cc2\u0cd5", "e\u200d\u0301", "\U00011935\U00011930",
+              "\u03b1\u0313\u0300\u0345", "cafe\u0301's nai\u0308ve"]
+    marks = "\u0300\u0301\u0307\u0308\u0316\u0323\u0327\u0338\u0345\u0334\u3099\u093c\u05b0\u1161\u11a8"
+    marked = "aAeEoOuUsScC\u00e9\u1e69\u03b1\u1100\uac00\u304b"
+    for _ in range(60):
+        texts.append("".join(rng.choice(marked) + "".join(rng.choices(marks, k=rng.randint(0, 3)))
+                             for _ in range(12)))
     for special in specials:
         texts += [special, f"a{special}b", f" {special} ", special[:-1], special + special,
                   f"{special[:3]}{special}\n"]
@@ -164,6 +180,16 @@ def kimi_style():
     return spec
 
 
+def ling_style():
+    spec = train(LING_SPLITS, 500)
+    names = ["<|startoftext|>", "<|endoftext|>", "[gMASK]", "<role>", "</role>", "<|role_end|>"]
+    spec["added_tokens"] = [added(500 + i, name) for i, name in enumerate(names)]
+    spec["added_tokens"] += [added(506, "<think>", special=False), added(507, "</think>", special=False),
+                             added(508, "e\u0301\u0301", special=False, normalized=True)]
+    spec["normalizer"] = {"type": "NFC"}
+    return spec
+
+
 def gpt2_style():
     spec = train([], 420)
     spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
@@ -221,7 +247,8 @@ def golden(tokenizer, texts):
 def main():
     bundled, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     styles = {"deepseek_style": deepseek_style(), "glm_style": glm_style(),
-              "kimi_style": kimi_style(), "gpt2_style": gpt2_style(), "words_style": words_style()}
+              "kimi_style": kimi_style(), "gpt2_style": gpt2_style(), "words_style": words_style(),
+              "ling_style": ling_style()}
     tokenizers = {"bundled": Tokenizer.from_file(str(bundled))}
     for name, spec in styles.items():
         text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))

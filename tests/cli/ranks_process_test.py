@@ -143,13 +143,12 @@ def bench_runs_ranks_and_says_so():
                 assert json.load(file)["ranks"] == 2
 
 
-@test
-def a_rank_that_stands_still_ends_the_server_within_ten_seconds():
-    with Server(*RANKS, "2") as server:
+def end_with_a_rank_that_stands_still(*more):
+    with Server(*RANKS, "2", *more) as server:
         assert server.chat()[0] == 200
         stream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         stream.request("POST", "/v1/completions", json.dumps(
-            {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True,
+            {"prompt": "a", "max_tokens": 3800, "ignore_eos": True, "stream": True,
              "temperature": 0}), {"Content-Type": "application/json"})
         response = stream.getresponse()
         assert response.readline().startswith(b"data: ")
@@ -175,6 +174,16 @@ def a_rank_that_stands_still_ends_the_server_within_ten_seconds():
         log = server.process.stderr.read()
         assert "The engine has failed" in log and "rank 1 of 2 has ended: it has not answered" in log, log
         assert ended < 10 or os.getloadavg()[0] > os.cpu_count(), ended
+
+
+@test
+def a_rank_that_stands_still_ends_the_server_within_ten_seconds():
+    end_with_a_rank_that_stands_still()
+
+
+@test
+def a_rank_that_stands_still_ends_a_server_whose_ranks_have_own_requests():
+    end_with_a_rank_that_stands_still("--data-parallel-attention")
 
 
 if __name__ == "__main__":

@@ -292,14 +292,18 @@ TEST(DividedRequestsTest, LinearAttention) {
                                   .host_pages = 40});
 }
 
-/// What a request is told one of whose ranks does `act`, and in which time.
-std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double rank_seconds,
-                                                const std::function<void()>& act) {
+GenerationRequest ShortRequest() {
   GenerationRequest request;
   request.prompt_token_ids = {5, 6, 7, 8};
   request.sampling.max_tokens = 50;
   request.sampling.ignore_eos = true;
-  return ToldWhenRankActs({.ranks = place.ranks}, place.rank, rank_seconds, act, request);
+  return request;
+}
+
+/// What a request is told one of whose ranks does `act`, and in which time.
+std::pair<std::string, double> ToldWhenRankActs(const RankPlace& place, double rank_seconds,
+                                                const std::function<void()>& act) {
+  return ToldWhenRankActs({.ranks = place.ranks}, place.rank, rank_seconds, act, ShortRequest());
 }
 
 TEST(RanksTest, ARankThatFailsIsNamed) {
@@ -326,6 +330,29 @@ TEST(RanksTest, ARankThatHangsIsNamedWithinTheTimeLimit) {
     EXPECT_THAT(told, HasSubstr(EndedRankText(place, "it has not answered for 0.3 s")));
     EXPECT_LT(seconds, 10);
   }
+}
+
+TEST(RanksTest, ARankThatHangsIsNamedWhereRequestsAreDivided) {
+  const auto [told, seconds] = ToldWhenRankActs(
+      {.ranks = 2, .divides_requests = true}, 1, 0.3,
+      [] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); }, ShortRequest());
+  EXPECT_THAT(told, HasSubstr(EndedRankText({1, 2}, "it has not answered for 0.3 s")));
+  EXPECT_LT(seconds, 10);
+}
+
+TEST(RanksTest, ARankThatWorksLongerThanTheTimeLimitIsWaitedFor) {
+  TestEngineOptions options{.ranks = 2, .divides_requests = true};
+  options.drafter = DrafterKind::kNgram;
+  options.rank_seconds = 0.5;
+  options.make_executor = [&](std::vector<RankParts> ranks) {
+    ranks[1].drafter = std::make_unique<ActingDrafter>([pool = ranks[1].pool.get()] {
+      pool->ParallelFor(
+          30, [](int64_t, int) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+    });
+    return std::make_unique<StepRunner>(std::move(ranks), options.rank_seconds);
+  };
+  const auto engine = MakeTestEngine(options);
+  EXPECT_EQ(RunOne(*engine, ShortRequest()).tokens.size(), 50U);
 }
 
 }  // namespace

@@ -263,6 +263,17 @@ class DeltaMachine {
     return state;
   }
 
+  /// All bytes of these pages.
+  std::vector<std::byte> BytesOf(const std::vector<int32_t>& pages) {
+    const auto size = static_cast<size_t>(page_bytes_);
+    std::vector<std::byte> bytes(pages.size() * size);
+    for (size_t i = 0; i < pages.size(); ++i) {
+      ops_.CopyToHost(memory_.data() + pages[i] * page_bytes_,
+                      std::span(bytes).subspan(i * size, size));
+    }
+    return bytes;
+  }
+
   const Sizes& sizes() const { return sizes_; }
   const LayerNumbers& numbers() const { return numbers_; }
 

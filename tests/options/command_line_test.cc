@@ -590,8 +590,11 @@ TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
                     HasSubstr("num_speculative_tokens")));
   EXPECT_THAT(error(R"({"methd": "mtp"})"), HasSubstr("did you mean method?"));
   EXPECT_THAT(error(R"({"method": "eagle"})"), AllOf(HasSubstr("method"), HasSubstr("'eagle'")));
-  EXPECT_THAT(error(R"({"method": "dflash", "model": "d"})"),
-              AllOf(HasSubstr("method"), HasSubstr("'dflash'"), HasSubstr("eagle3, ngram")));
+  for (const std::string method : {"dflash", "dspark"}) {
+    EXPECT_THAT(
+        error(R"({"method": ")" + method + R"(", "model": "d"})"),
+        AllOf(HasSubstr("method"), HasSubstr("'" + method + "'"), HasSubstr("eagle3, ngram")));
+  }
   EXPECT_THAT(error(R"({"model": 3})"), HasSubstr("must be a string, not 3"));
   EXPECT_THAT(error(R"({"eagle_aux_hidden_state_layer_ids": 3})"),
               HasSubstr("must be a list of layers, not 3"));

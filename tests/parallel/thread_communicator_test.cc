@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "outrider/base/thread_pool.h"
 
 namespace outrider {
 namespace {
@@ -149,6 +152,38 @@ TEST(ThreadCommunicatorTest, ARankThatHangsEndsTheOthersAndIsNamed) {
   // The one that hung learns that it was given up.
   for (const std::string& error : errors) {
     EXPECT_THAT(error, HasSubstr("rank 1 of 3 has ended: it has not answered for 0.2 s"));
+  }
+}
+
+/// What OnRanks(3, 0.5, ...) gives where rank 1 has `tasks` tasks of 50 ms for so many threads, of
+/// which the last one takes `last`.
+std::vector<std::string> OnRanksThatWork(int threads, int tasks, std::chrono::milliseconds last) {
+  std::deque<ThreadPool> pools;  // others look at them until all have ended
+  for (int rank = 0; rank < 3; ++rank) pools.emplace_back(threads);
+  return OnRanks(3, 0.5, [&](Communicator& c) {
+    ThreadPool& pool = pools[static_cast<size_t>(c.place().rank)];
+    c.ShowProgress([&] { return pool.progress(); });
+    Meet(c);
+    if (c.place().rank == 1) {
+      pool.ParallelFor(tasks, [&](int64_t index, int) {
+        std::this_thread::sleep_for(index + 1 == tasks ? last : std::chrono::milliseconds(50));
+      });
+    }
+    for (int call = 0; call < 3; ++call) Meet(c);
+  });
+}
+
+TEST(ThreadCommunicatorTest, ARankThatWorksMayTakeLonger) {
+  for (const int threads : {1, 2}) {
+    ExpectNoErrors(OnRanksThatWork(threads, 30 * threads, std::chrono::milliseconds(50)));
+  }
+}
+
+TEST(ThreadCommunicatorTest, ARankThatHangsInItsWorkIsNamed) {
+  for (const int threads : {1, 2}) {
+    for (const std::string& error : OnRanksThatWork(threads, 12, std::chrono::seconds(2))) {
+      EXPECT_THAT(error, HasSubstr("rank 1 of 3 has ended: it has not answered for 0.5 s"));
+    }
   }
 }
 

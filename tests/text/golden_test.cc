@@ -77,7 +77,7 @@ TEST_P(TokenizerGolden, DecodesLikeTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Styles, TokenizerGolden,
                          testing::Values("bundled", "deepseek_style", "glm_style", "kimi_style",
-                                         "gpt2_style", "words_style"),
+                                         "gpt2_style", "words_style", "ling_style"),
                          [](const auto& style) { return style.param; });
 
 TEST(BundledTokenizer, MatchesTheModelsOwnGoldens) {

@@ -100,7 +100,7 @@ TEST(HostileTokenizer, IsRefusedWithOneClearLine) {
       {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, "sets dropout"},
       {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix"},
       {"truncation", [](Json& j) { j["truncation"] = Json::object(); }, "truncation is set"},
-      {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; }, "the type \"NFC\""},
+      {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "the type \"NFKC\""},
       {"pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}}; },
        "pre_tokenizer has the type \"Metaspace\"; supported are"},
       {"no ByteLevel", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "has no ByteLevel step"},
@@ -223,6 +223,25 @@ TEST(Tokenizer, RefusesSpecialTokensWhenTold) {
   const Tokenizer tokenizer = Make(json);
   EXPECT_EQ(tokenizer.Encode("a[x]", false, SpecialTokens::kRefuse), (Ids{'a', 257}));
   EXPECT_THROW((void)tokenizer.Encode("a[x]<s>", false, SpecialTokens::kRefuse), Error);
+}
+
+TEST(Tokenizer, NormalizesTextBetweenAddedTokens) {
+  Json json = ByteTokenizer();
+  json["added_tokens"] = Json::array({Added("<s>", 256), Added("e\u0301\u0301", 257)});
+  json["added_tokens"].push_back({{"id", 258}, {"content", "o\u0308"}, {"special", true}});
+  const Tokenizer as_it_is = Make(json);
+  EXPECT_EQ(as_it_is.Encode("e\u0301", false), (Ids{'e', 0xCC, 0x81}));
+  EXPECT_EQ(as_it_is.Encode("\u00f6", false), (Ids{0xC3, 0xB6}));
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array({{{"type", "NFC"}}})}};
+  const Tokenizer tokenizer = Make(json);
+  EXPECT_EQ(tokenizer.Encode("e\u0301", false), (Ids{0xC3, 0xA9}));
+  EXPECT_EQ(tokenizer.Encode("e<s>\u0301", false), (Ids{'e', 256, 0xCC, 0x81}));
+  EXPECT_EQ(tokenizer.Encode("e\u0301\u0301", false), (Ids{257})) << "found before";
+  EXPECT_EQ(tokenizer.Encode("o\u0308\u00f6", false), (Ids{258, 258})) << "found behind";
+  EXPECT_EQ(tokenizer.Decode(Ids{257}, false), "e\u0301\u0301");
+  EXPECT_EQ(tokenizer.Decode(Ids{258}, false), "\uFFFD") << "spelled by the byte of this number";
+  EXPECT_EQ(tokenizer.LongestTokenBytes(), std::nullopt);
+  EXPECT_THROW((void)tokenizer.Encode("o\u0308", false, SpecialTokens::kRefuse), Error);
 }
 
 TEST(Tokenizer, TreatsSpecialTokensInTextAsTold) {

@@ -138,7 +138,11 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "!tokenizer.impl_->prefix.empty() || !tokenizer.impl_->suffix.empty()", "false",
          "*ReadsWhetherBosIsAdded*"),
         ("tokens of white space are taken along", "text/added_tokens.cc",
-         "    done = end;", "    done = position = end;", "*EncodesLikeTheReference*")),
+         "    done = end;", "    done = position = end;", "*EncodesLikeTheReference*"),
+        ("marks are composed over others", "text/normal_form.cc",
+         "starter + 1 == size || (*text)[size - 1].kind < m.kind", "true", "*EncodesLikeTheReference*/ling*"),
+        ("added tokens stay as they are where text is normalized", "text/tokenizer.cc",
+         "token.content = NormalFormC(token.content)", "(void)token", "*NormalizesText*")),
     "checkpoint_test": (
         ("truncate is not read", "checkpoint/rope_object.cc",
          "yarn.truncate = rope", "rope", "*YarnsTruncateIsRead"),

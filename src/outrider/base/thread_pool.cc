@@ -68,7 +68,11 @@ void ThreadPool::RunTasks(int thread) {
 void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task) {
   if (count <= 0) return;
   if (workers_.empty() || count == 1) {
-    for (int64_t i = 0; i < count; ++i) task(i, 0);
+    uint64_t begun = on_caller_.load(std::memory_order_relaxed);  // nobody else writes it
+    for (int64_t i = 0; i < count; ++i) {
+      on_caller_.store(++begun, std::memory_order_relaxed);
+      task(i, 0);
+    }
     return;
   }
   task_ = &task;

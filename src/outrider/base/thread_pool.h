@@ -27,6 +27,13 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
+  /// A number that moves whenever a task begins. Any thread may look whether this team works.
+  uint64_t progress() const {
+    return (uint64_t{generation_.load(std::memory_order_relaxed)} << 32) -
+           static_cast<uint64_t>(unclaimed_.load(std::memory_order_relaxed)) +
+           on_caller_.load(std::memory_order_relaxed);
+  }
+
   /// Runs task(index, thread) for index 0..count-1, thread in 0..size()-1; returns when all are
   /// done. One caller at a time; a task must not throw and must not call back into the pool.
   void ParallelFor(int64_t count, FunctionRef<void(int64_t index, int thread)> task);
@@ -49,6 +56,7 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> unclaimed_{0};    // publishes a list; below 0 once it is used up
   alignas(64) std::atomic<int64_t> unfinished_{0};   // tasks that nobody has reported as done
   alignas(64) std::atomic<uint32_t> generation_{0};  // grows by one per task list
+  std::atomic<uint64_t> on_caller_{0};               // tasks of lists that have no other thread
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
 };

@@ -122,7 +122,7 @@ void ExecutorMaker::ReadWeights(std::vector<std::unique_ptr<Ops>> own_ops,
                                 const LoadProgress& progress) {
   OUTRIDER_CHECK(ranks_.empty() && std::cmp_equal(ops_.size(), plan_.ranks));
   const ModelFacts& facts = checkpoints_.facts;
-  for (auto& communicator : MakeRankCommunicators(plan_.device, ops_, RankSeconds())) {
+  for (auto& communicator : MakeRankCommunicators(plan_.device, ops_)) {
     const RankPlace place = communicator->place();
     const Ops& ops = *ops_[static_cast<size_t>(place.rank)];
     const int32_t head_ranks = plan_.cache_ranks > 1 ? 1 : place.ranks;
@@ -297,7 +297,7 @@ std::unique_ptr<Executor> ExecutorMaker::Make() {
   ops_.front()->UseOnThisThread();
   weights_.clear();
   if (step_times_) SetStepTimes(*step_times_);
-  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}), RankSeconds());
+  auto executor = std::make_unique<StepRunner>(std::exchange(ranks_, {}));
   runner_ = executor.get();
   if (plan_.device == DeviceKind::kCpu) return executor;
   return std::make_unique<QueuedExecutor>(std::move(executor));

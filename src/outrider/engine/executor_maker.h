@@ -77,10 +77,6 @@ class ExecutorMaker {
   void WarmUpRank(RankWeights& rank, const SchedulerConfig& scheduler) const;
   /// What of `weights` is not the model.
   std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, RankWeights weights) const;
-  /// How long a rank waits for another.
-  double RankSeconds() const {
-    return plan_.cache_ranks > 1 ? kRankSecondsOfOwnRequests : kRankSeconds;
-  }
   /// Throws Error where the weights do not fit beside what there is.
   void CheckFits(const WeightFolders& folders, const Checkpoints& checkpoints) const;
 

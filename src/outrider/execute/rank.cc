@@ -30,6 +30,9 @@ Rank::Rank(RankParts parts)
       attention_(parts_.model->attention()),
       inputs_(ops().MakeStepInputs()),
       routed_(RoutedShapeOf(parts_.model->config())) {
+  if (parts_.ranks) {
+    parts_.ranks->ShowProgress([pool = parts_.pool.get()] { return pool->progress(); });
+  }
   ops().KeepTokens(parts_.num_slots * SlotPlaces::PerSlot(max_drafts()));
 }
 

@@ -116,6 +116,8 @@ class Rank {
   /// Whether the distributions that drafts are drawn from are kept for verification.
   bool KeepsDraftProbs() const;
 
+  /// Of its threads; see ThreadPool.
+  uint64_t progress() const { return parts_.pool->progress(); }
   /// Where there are several ranks: see Communicator.
   void End(const std::string& reason) {
     if (parts_.ranks) parts_.ranks->End(reason);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 
+#include <functional>
 #include <new>
 #include <string>
 #include <utility>
@@ -71,7 +72,7 @@ void RankTeam::Run(FunctionRef<void(Rank&)> part) {
   begun_.notify_all();
   bool failed = !RunPart(first());
   for (size_t i = 0; i < workers_.size(); ++i) {
-    if (!WaitFor(*workers_[i], failed ? kSecondsToEnd : seconds_)) {
+    if (!WaitFor(i + 1, failed)) {
       ranks_[i + 1]->End(fmt::format("it has not answered for {} s", seconds_));
       failed = true;
     }
@@ -94,11 +95,13 @@ bool RankTeam::RunPart(Rank& rank) {
   return false;
 }
 
-bool RankTeam::WaitFor(const Worker& worker, double seconds) const {
+bool RankTeam::WaitFor(size_t rank, bool ends) const {
+  const Worker& worker = *workers_[rank - 1];
   const uint32_t last = begun_.load(std::memory_order_relaxed);
-  Patience patience(seconds, static_cast<int>(size()));
+  Patience patience(ends ? kSecondsToEnd : seconds_, static_cast<int>(size()));
+  const std::function<uint64_t()> progress = [&] { return ranks_[rank]->progress(); };
   while (worker.done.load(std::memory_order_acquire) != last) {
-    if (!patience.Wait()) return false;
+    if (!(ends ? patience.Wait() : patience.WaitWhileMoves(progress))) return false;
   }
   return true;
 }

@@ -16,7 +16,7 @@ namespace outrider {
 class RankTeam {
  public:
   /// parts: by rank, at least one. A rank that needs more than `seconds` longer than rank 0 for its
-  /// part counts as ended.
+  /// part, and shows no progress meanwhile, counts as ended.
   RankTeam(std::vector<RankParts> parts, double seconds);
   /// Where a rank hangs, ends the process (EndProcessWithin).
   ~RankTeam();
@@ -46,8 +46,8 @@ class RankTeam {
   void Work(Worker& worker, Rank& rank);
   /// The part on one rank. False: it threw, which the other ranks learn.
   bool RunPart(Rank& rank);
-  /// Whether a rank has done the last part, before `seconds` have passed.
-  bool WaitFor(const Worker& worker, double seconds) const;
+  /// Whether a rank other than 0 has done the last part in time. ends: another one has failed.
+  bool WaitFor(size_t rank, bool ends) const;
 
   double seconds_;
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -42,6 +43,10 @@ class Communicator {
 
   /// `bytes` become those of rank `root`. All ranks give as many.
   virtual void Broadcast(int32_t root, std::span<std::byte> bytes) = 0;
+
+  /// A number that moves while this rank works: as long as it does, the others wait. Called before
+  /// they make calls; `progress` runs on their threads.
+  virtual void ShowProgress(std::function<uint64_t()> progress) = 0;
 
   /// This rank has ended, and why: from now on calls of all ranks throw Error that says it. May be
   /// called on any thread.

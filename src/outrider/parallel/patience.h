@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "outrider/base/processors.h"
@@ -17,7 +19,10 @@ class Patience {
   /// of_threads: how many threads at least wait for each other so. Where they have no processor
   /// each, none spins: it would keep from running what it waits for.
   Patience(double seconds, int of_threads)
-      : left_(seconds), waits_(of_threads > Processors() ? 2 * kSpins : 0) {}
+      : seconds_(seconds),
+        left_(seconds),
+        next_look_(seconds - seconds / kLooks),
+        waits_(of_threads > Processors() ? 2 * kSpins : 0) {}
 
   /// Waits for a moment. False: `seconds` have passed.
   bool Wait() {
@@ -41,16 +46,33 @@ class Patience {
     return left_ > 0;
   }
 
+  /// Wait for a thread that may take longer while progress() moves. It is looked at so rarely that
+  /// who works does not notice. Empty: as Wait. False: it has not moved for `seconds`, which is
+  /// told a 24th of them later at most.
+  bool WaitWhileMoves(const std::function<uint64_t()>& progress) {
+    if (left_ <= next_look_ && progress) {
+      const uint64_t seen = progress();
+      if (seen_ && *seen_ != seen) left_ = seconds_;
+      seen_ = seen;
+      next_look_ = left_ - seconds_ / kLooks;
+    }
+    return Wait();
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int kSpins = 4096;
+  static constexpr int kLooks = 24;
 
   static int Processors() {
     static const auto count = static_cast<int>(UsableProcessors().size());
     return count;
   }
 
+  double seconds_;
   double left_;
+  double next_look_;  // once so little is left
+  std::optional<uint64_t> seen_;
   int64_t waits_;
   Clock::time_point last_;
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -52,6 +53,7 @@ class Group {
   struct Post {
     std::array<PostedBytes, 2> memory;
     alignas(64) std::atomic<uint64_t> calls{0};  // in which it has stored its part
+    std::function<uint64_t()> progress;          // of the rank; empty: it shows none
   };
 
   Group(int32_t ranks, double seconds) : posts_(static_cast<size_t>(ranks)), seconds_(seconds) {}
@@ -69,9 +71,12 @@ class Group {
   /// Until `rank` has stored its part in call `call`.
   void WaitFor(int32_t rank, uint64_t call) {
     Patience patience(seconds_, ranks());
-    while (post(rank).calls.load(std::memory_order_acquire) < call) {
+    const Post& awaited = post(rank);
+    while (awaited.calls.load(std::memory_order_acquire) < call) {
       ThrowIfEnded();
-      if (!patience.Wait()) End(rank, fmt::format("it has not answered for {} s", seconds_));
+      if (!patience.WaitWhileMoves(awaited.progress)) {
+        End(rank, fmt::format("it has not answered for {} s", seconds_));
+      }
     }
     ThrowIfEnded();
   }
@@ -145,6 +150,9 @@ class ThreadCommunicator : public Communicator {
     std::memcpy(bytes.data(), Posted(root).data(), bytes.size());
   }
 
+  void ShowProgress(std::function<uint64_t()> progress) override {
+    group_->post(rank_).progress = std::move(progress);
+  }
   void End(const std::string& reason) override { group_->End(rank_, reason); }
   void ThrowIfEnded() override { group_->ThrowIfEnded(); }
 

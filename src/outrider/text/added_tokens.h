@@ -18,7 +18,7 @@ struct AddedToken {
   bool control;         // plain text where special tokens are not parsed
   bool lstrip;          // takes the white space before it along
   bool rstrip;          // takes the white space after it along
-  bool normalized;      // is searched after all the tokens that are not
+  bool normalized;      // is searched after all the tokens that are not, in normalized text
 };
 
 /// Finds a set of added tokens: leftmost first, the longest of those that begin at one place.

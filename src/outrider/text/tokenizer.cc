@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <iterator>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "outrider/text/added_tokens.h"
 #include "outrider/text/byte_level.h"
 #include "outrider/text/byte_pair_encoder.h"
+#include "outrider/text/normal_form.h"
 #include "outrider/text/splitter.h"
 #include "outrider/text/text_cutter.h"
 #include "outrider/text/tiktoken_model.h"
@@ -108,6 +110,9 @@ AddedTokenMatcher MatcherOf(const TokenizerSpec& spec, bool normalized) {
   std::vector<AddedToken> chosen;
   std::copy_if(spec.added_tokens.begin(), spec.added_tokens.end(), std::back_inserter(chosen),
                [&](const AddedToken& token) { return token.normalized == normalized; });
+  if (normalized && spec.normal_form_c) {
+    for (AddedToken& token : chosen) token.content = NormalFormC(token.content);
+  }
   return AddedTokenMatcher(std::move(chosen));
 }
 
@@ -121,6 +126,7 @@ struct Tokenizer::Impl {
         merges(spec.byte_ids, spec.merges),
         ignore_merges(spec.ignore_merges),
         in_vocabulary(std::move(spec.in_vocabulary)),
+        normal_form_c(spec.normal_form_c),
         cuts(spec.cuts),
         prefix(std::move(spec.prefix)),
         suffix(std::move(spec.suffix)),
@@ -137,6 +143,12 @@ struct Tokenizer::Impl {
     }
     std::vector<const std::string*> spelled(vocab_size, nullptr);
     for (const auto& [token, id] : ids) spelled[id] = &token;
+    // Where text is normalized, tokens that are found in it are spelled so.
+    std::deque<std::string> normal_forms;
+    for (const AddedToken& token : spec.added_tokens) {
+      if (!normal_form_c || !token.normalized) continue;
+      spelled[token.id] = &normal_forms.emplace_back(NormalFormC(token.content));
+    }
     offsets.push_back(0);
     for (int32_t id = 0; id < vocab_size; ++id) {
       const std::string* const token = spelled[id];
@@ -186,6 +198,7 @@ struct Tokenizer::Impl {
   BytePairEncoder merges;
   bool ignore_merges;
   std::vector<bool> in_vocabulary;  // by id
+  bool normal_form_c;
   CutLimits cuts;
   std::vector<int32_t> prefix;
   std::vector<int32_t> suffix;
@@ -201,7 +214,8 @@ struct Tokenizer::Impl {
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  if (!impl_->takes_space) longest_token_bytes_ = impl_->longest_token;
+  // What is normalized may have been longer.
+  if (!impl_->takes_space && !impl_->normal_form_c) longest_token_bytes_ = impl_->longest_token;
 }
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
@@ -266,16 +280,17 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_t
   if (add_special_tokens) ids.insert(ids.end(), impl_->prefix.begin(), impl_->prefix.end());
   const WorkspacePool::Lease work(&impl_->workspaces);
   const bool parse_special = special_tokens != SpecialTokens::kText;
-  const auto add_token = [&](std::string_view piece, int32_t token) {
+  const auto add_token = [&](const char* at, int32_t token) {
     if (special_tokens == SpecialTokens::kRefuse && impl_->control[token]) {
       throw InvalidArgument("the text has the special token \"{}\" at byte {}; leave it out",
-                            TokenBytes(token), piece.data() - text.data());
+                            TokenBytes(token), at - text.data());
     }
     ids.push_back(token);
   };
+  const char* rest = nullptr;  // of the text, where it was normalized
   const auto encode_rest = [&](std::string_view piece, int32_t token) {
     if (token >= 0) {
-      add_token(piece, token);
+      add_token(rest != nullptr ? rest : piece.data(), token);
     } else {
       impl_->EncodePiece(piece, 0, work.operator->(), &ids);
     }
@@ -283,7 +298,10 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_t
   CutText(text, impl_->cuts, [&](std::string_view part) {
     impl_->raw_tokens.Match(part, parse_special, [&](std::string_view piece, int32_t token) {
       if (token >= 0) {
-        add_token(piece, token);
+        add_token(piece.data(), token);
+      } else if (impl_->normal_form_c) {
+        rest = piece.data();
+        impl_->normalized_tokens.Match(NormalFormC(piece), parse_special, encode_rest);
       } else {
         impl_->normalized_tokens.Match(piece, parse_special, encode_rest);
       }

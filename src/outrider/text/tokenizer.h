@@ -63,7 +63,7 @@ class Tokenizer {
   std::string_view TokenBytes(int32_t id) const;
 
   /// No token stands for more bytes of a text; nothing where an added token takes white space of
-  /// any length along.
+  /// any length along, or where text is normalized.
   std::optional<size_t> LongestTokenBytes() const { return longest_token_bytes_; }
 
   /// The id of a token by its spelling in the file: "<think>", or "Ġthe" for " the".

@@ -239,11 +239,15 @@ class Parser {
 
   // --- the stages around it ---
 
-  void ReadNormalizer(const Json& normalizer, const std::string& place, int depth) const {
+  void ReadNormalizer(const Json& normalizer, const std::string& place, int depth) {
     if (normalizer.is_null()) return;
     const std::string& type = Type(normalizer, place);
+    if (type == "NFC") {
+      spec_.normal_form_c = true;
+      return;
+    }
     if (type != "Sequence") {
-      Fail(place, "has the type {}; no normalizer is supported", Quote(type));
+      Fail(place, "has the type {}; supported are NFC and Sequence", Quote(type));
     }
     for (const Json& step : Steps(normalizer, "normalizers", place, depth)) {
       ReadNormalizer(step, place, depth + 1);

@@ -36,6 +36,7 @@ struct TokenizerSpec {
   std::vector<bool> in_vocabulary;  // by id: false for those that only added_tokens has, and gaps
   std::vector<AddedToken> added_tokens;
   bool added_tokens_are_bytes = false;  // they decode to their content; else as if spelled by it
+  bool normal_form_c = false;     // text between added tokens is normalized before it is split
   std::vector<SplitSpec> splits;  // applied one after the other, each to every piece of the last
   std::vector<int32_t> prefix;    // what add_special_tokens puts before the text, and after it
   std::vector<int32_t> suffix;

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "outrider/kernels/cuda/rows/copy_columns.h"
@@ -25,6 +27,9 @@ class DeviceCommunicator : public Communicator {
   void Collect(std::span<const GatheredRows> rows) override { host_.Collect(rows); }
   void Broadcast(int32_t root, std::span<std::byte> bytes) override {
     host_.Broadcast(root, bytes);
+  }
+  void ShowProgress(std::function<uint64_t()> progress) override {
+    host_.ShowProgress(std::move(progress));
   }
   void End(const std::string& reason) override { host_.End(reason); }
   void ThrowIfEnded() override { host_.ThrowIfEnded(); }
