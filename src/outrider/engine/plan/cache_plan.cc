@@ -29,8 +29,9 @@ std::string CacheTypeText(const ModelConfig& config, const NumberPlan& numbers) 
   if (is_v4 && numbers.cache_form == Fp8Form::kPublishedNumbers) {
     return "bfloat16 rounded as published";
   }
-  if (config.first_cached_layer().indexer() != nullptr ||
-      (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
+  const bool has_indexer = std::ranges::any_of(
+      config.layers, [](const LayerSpec& layer) { return layer.indexer() != nullptr; });
+  if (has_indexer || (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
     return name + " without scales, index keys with a scale each";
   }
   if (!is_v4) return name + " without scales";
