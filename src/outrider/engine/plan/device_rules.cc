@@ -1,5 +1,7 @@
 #include "outrider/engine/plan/device_rules.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <string_view>
@@ -175,12 +177,21 @@ void CheckRunsOnDevice(const EngineOptions& options, const ModelFacts& model,
   }
 }
 
-void DescribeOtherDevice(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions) {
-  if (plan.device != DeviceKind::kCpu) return;
+void DescribeGpu(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions) {
+  const std::vector<std::string> ways = cuda::OwnWaysOfHopper(NetworkOf(model, plan));
+  if (plan.device != DeviceKind::kCpu) {
+    for (const std::string& way : ways) {
+      decisions.push_back({"on the GPU", way, "a processor does not round them"});
+    }
+    return;
+  }
   constexpr const char* kWhat = "on a Hopper GPU";
   const std::optional<Lack> lack = cuda::LackOnHopper(NetworkOf(model, plan));
   if (!lack) {
-    decisions.push_back({kWhat, "runs", "it takes all that the network asks for"});
+    const std::string takes = "it takes all that the network asks for";
+    decisions.push_back(
+        {kWhat, "runs",
+         ways.empty() ? takes : fmt::format("{}, {}", takes, fmt::join(ways, ", "))});
   } else if (lack->takes.empty()) {
     decisions.push_back({kWhat, "does not run", fmt::format("it lacks {}", lack->what)});
   } else {

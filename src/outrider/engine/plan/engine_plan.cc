@@ -91,7 +91,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   if (options.enable_return_routed_experts) {
     plan.routed = PlanRoutedExperts(options.model, model.config, decisions);
   }
-  DescribeOtherDevice(model, plan, decisions);
+  DescribeGpu(model, plan, decisions);
   return plan;
 }
 
