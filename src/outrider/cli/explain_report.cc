@@ -245,6 +245,16 @@ Json StateJson(const MemoryReport& memory) {
           {"tokens_per_checkpoint", state.tokens_per_checkpoint}};
 }
 
+/// Of the greatest length; beside its history windows and states.
+Json RequestJson(const MemoryReport& memory) {
+  const RequestPages& request = memory.request;
+  return {{"history_pages", request.history},
+          {"generating_pages", request.generating},
+          {"generating_bytes", request.generating * memory.kv_page_bytes},
+          {"prompt_pages", request.prompt},
+          {"prompt_bytes", request.prompt * memory.kv_page_bytes}};
+}
+
 /// Null without a GPU.
 Json GpuJson(const MemoryReport& memory) {
   if (!memory.gpu) return nullptr;
@@ -291,6 +301,7 @@ Json GroupsJson(const MemoryReport& memory) {
                       {"tokens_per_page", group.tokens_per_block},
                       {"bytes_per_token", report.bytes_per_token},
                       {"pages_per_request", report.pages_per_request},
+                      {"pages_generating", report.pages_generating},
                       {"parts", parts}});
   }
   return groups;
@@ -375,6 +386,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_page_bytes", memory.kv_page_bytes},
                    {"kv_groups", GroupsJson(memory)},
                    {"running_state", StateJson(memory)},
+                   {"request", RequestJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes},
                    {"ranks", RanksJson(memory)},
                    {"cache_ranks", memory.cache_ranks},

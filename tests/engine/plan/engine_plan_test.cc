@@ -117,6 +117,8 @@ TEST(EnginePlan, AStepHasRoomForItsRowsAndWhatFollowsThem) {
   EXPECT_EQ(plan.MostStepTokens(), 106);
   plan.max_num_batched_tokens = 2;
   EXPECT_EQ(plan.MostStepTokens(), 4 + 1 + 5);
+  plan.max_num_batched_tokens = 100;
+  EXPECT_EQ(plan.MostDecodeTokens(), 4 + 1 + 5);
 }
 
 TEST(EnginePlan, LinearAttentionKeepsRowsForFewDrafts) {

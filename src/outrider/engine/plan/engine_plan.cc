@@ -60,7 +60,11 @@ void CheckDrafterCache(const EngineOptions& options, const EnginePlan& plan) {
 
 int32_t EnginePlan::MostStepTokens() const {
   const int32_t rows = std::min(max_num_batched_tokens, CacheConfig::kMostTokens);
-  return std::max(rows, 1 + drafts.k) + 1 + std::max(drafts.k, drafts.reach.lookahead);
+  return MostDecodeTokens() + std::max(rows - (1 + drafts.k), 0);
+}
+
+int32_t EnginePlan::MostDecodeTokens() const {
+  return 1 + drafts.k + 1 + std::max(drafts.k, drafts.reach.lookahead);
 }
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
