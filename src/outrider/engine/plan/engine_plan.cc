@@ -81,7 +81,6 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
                            ? "--load-format dummy: random weights"
                            : fmt::format("model_type {}", model.config.model_type)});
   plan.numbers = PlanNumbers(options, model.config, device, decisions);
-  plan.numbers.weights.whole_attention = options.data_parallel_attention;
   plan.form = PlanForm(options, model.config, plan.numbers.kv_dtype, plan.device, decisions);
   plan.drafts = PlanDrafts(options, model, decisions);
   CheckDrafterCache(options, plan);
