@@ -70,11 +70,7 @@ def on_a_gpu(report: dict, gigabytes: float) -> str:
 
 def row(name: str, config: dict, report: dict) -> str:
     memory, parameters = report["memory"], report["parameters"]
-    groups = memory["kv_groups"]
-    growing = sum(group["bytes_per_token"] for group in groups if group["window"] == 0)
-    fixed = sum(group["bytes_per_token"] * group["window"] for group in groups)
-    if memory["running_state"]:
-        fixed += memory["running_state"]["request_bytes"]
+    growing, fixed = memory["kv_bytes_per_token"], memory["request"]["generating_bytes"]
     weights, modules = memory["weight_bytes"] / 1e9, memory["mtp_bytes"] / 1e9
     cells = [name, f"`{config['model_type']}`", stored_as(memory), rounded(parameters["target"] / 1e9),
              rounded(parameters["target_active"] / 1e9), rounded(weights), rounded(modules) if modules else "",

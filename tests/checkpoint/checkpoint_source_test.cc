@@ -250,7 +250,7 @@ Checkpoint Fp4Checkpoint(const std::string& scales, std::vector<int64_t> scales_
 }
 
 TEST(CheckpointTest, Fp4PairsWithE8m0Scales) {
-  const Checkpoint checkpoint = Fp4Checkpoint({'\x7f', '\x81', '\x02', '\xfc'});
+  const Checkpoint checkpoint = Fp4Checkpoint({'\x02', '\x79', '\x85', '\xfc'});
   const auto source = checkpoint.Open(Fp8Config());
   EXPECT_THAT(source->names(), ElementsAre("e.weight"));
   const std::vector<ExpectedTensor> expected = {{"e.weight", {2, 64}}};
@@ -261,7 +261,7 @@ TEST(CheckpointTest, Fp4PairsWithE8m0Scales) {
   EXPECT_TRUE(tensor->exact_in_bfloat16());
   const std::vector<float> values = ReadAll(*tensor);
   const double levels[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  const double scales[] = {1, 4, std::ldexp(1, -125), std::ldexp(1, 125)};
+  const double scales[] = {0x1p-125, 0x1p-6, 0x1p6, 0x1p125};
   std::vector<uint8_t> codes(32);
   tensor->ReadCodes(1, 1, codes.data());
   for (size_t i = 0; i < 128; ++i) {
@@ -315,6 +315,30 @@ TEST(CheckpointTest, GroupsOfZerosMayHaveAnyFiniteScale) {
     codes[20] = '\x10';
     EXPECT_THAT(ErrorOf([&] { ReadAll(*open()); }),
                 HasSubstr("in row 0, column 1; 2^-125 to 2^125 can be read"));
+  }
+}
+
+// A GPU takes scales relative to the row's largest.
+TEST(CheckpointTest, ScalesOfARowMayNotDifferByMoreThanBfloat16Holds) {
+  const auto read = [](const std::string& scales, const std::string& codes) {
+    return ReadAll(
+        *Checkpoint({{"e.weight", "I8", {2, 32}, codes}, {"e.scale", "F8_E8M0", {2, 2}, scales}})
+             .Open(Fp8Config())
+             ->Open({"e.weight", {2, 64}}));
+  };
+  const std::string codes(64, '\x35');
+  EXPECT_EQ(read("\x7f\x7f\x02\x79", codes)[64 + 32], std::ldexp(3.0F, 0x79 - 127));
+  EXPECT_THAT(ErrorOf([&] { read("\x7f\x7f\x02\x7a", codes); }),
+              AllOf(HasSubstr("e.scale holds 2^-125 and 2^-5 in row 1; scales of a row that differ "
+                              "by up to 2^119 can be read")));
+  EXPECT_THAT(ErrorOf([&] { read("\xfc\x02\x7f\x7f", codes); }),
+              HasSubstr("e.scale holds 2^-125 and 2^125 in row 0"));
+  // Groups of zeros do not count, and leave the others their bits.
+  for (const char of_zeros : {'\x01', '\xfc'}) {
+    const std::vector<float> values =
+        read(std::string("\x7f\x7f\x03") + of_zeros, codes.substr(0, 48) + std::string(16, '\0'));
+    EXPECT_EQ(values[64], std::ldexp(3.0F, 3 - 127));
+    EXPECT_EQ(values[127], 0.0F);
   }
 }
 

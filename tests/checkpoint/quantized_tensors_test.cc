@@ -288,7 +288,7 @@ TEST_F(QuantizedTensorsTest, Fp8ByTensorByRowAndByBlock) {
 TEST_F(QuantizedTensorsTest, Int4OfAwqAndGptqIsRefused) {
   const std::string supported =
       "its INT4 (qweight, qzeros, scales) is not supported; of INT4, compressed-tensors' "
-      "pack-quantized is, symmetric and in groups of 32 columns";
+      "pack-quantized is, symmetric and in groups of 32 columns or a multiple";
   for (const std::string method : {"awq", "gptq"}) {
     ModelConfig config;
     config.quantization.method = method;

@@ -80,20 +80,34 @@ TEST(MemoryTable, CacheGroupsAreLinesWhereThereAreSeveral) {
   CacheGroupReport full;
   full.group = {.name = "full history", .tokens_per_block = 192, .layers = 12};
   full.bytes_per_token = 4096;
-  full.pages_per_request = 20;
+  full.pages_per_request = full.pages_generating = 20;
+  memory.kv_bytes_per_token = 4096;
   memory.kv_groups = {full};
   EXPECT_THAT(MemoryLines(memory, 0), testing::SizeIs(4));
   CacheGroupReport window = full;
-  window.group = {.name = "last 512", .tokens_per_block = 64, .layers = 36};
-  window.pages_per_request = 10;
+  window.group = {.name = "last 512",
+                  .kind = CacheGroupKind::kSlidingWindow,
+                  .tokens_per_block = 64,
+                  .window = 512,
+                  .layers = 36};
+  window.pages_per_request = 30;
+  window.pages_generating = 10;
   memory.kv_groups = {full, window};
+  memory.request = {.history = 20, .generating = 10, .prompt = 30};
   const std::vector<std::string> lines = MemoryLines(memory, 4096);
-  ASSERT_EQ(lines.size(), 6U);
-  EXPECT_THAT(lines[2], AllOf(HasSubstr("120 pages of 1.0 MiB, 4.0 requests of 4096 tokens")));
+  ASSERT_EQ(lines.size(), 7U);
+  // One of them is in a step of its prompt, which takes 20 pages more.
+  EXPECT_THAT(lines[2], HasSubstr("120 pages of 1.0 MiB, 4.0 KiB per token of history, 3.3 "
+                                  "requests of 4096 tokens"));
   EXPECT_EQ(lines[3],
             "  full history: 12 layers, 4.0 KiB per token, 192 tokens a page, at most 20 pages for "
             "a request");
-  EXPECT_THAT(lines[4], HasSubstr("last 512: 36 layers"));
+  EXPECT_EQ(lines[4],
+            "  last 512: 36 layers, 4.0 KiB per token, 64 tokens a page, 10 pages while a request "
+            "generates, at most 30 during its prompt");
+  EXPECT_EQ(lines[5],
+            "  beside the history: 10.0 MiB in 10 pages while a request generates, at most 30.0 "
+            "MiB in 30 during its prompt");
 }
 
 TEST(MemoryTable, EveryRankHasALineWhereThereAreSeveral) {
@@ -141,7 +155,7 @@ TEST(MemoryTable, SaysWhatCachesOfRanksThatShareRequestsHoldTogether) {
   EXPECT_THAT(MemoryLines(memory, 500).back(),
               HasSubstr("their caches hold 4000 tokens, 8.0 requests of 500 tokens"));
   memory.kv_groups.resize(2);
-  memory.kv_groups[0].pages_per_request = memory.kv_groups[1].pages_per_request = 5;
+  memory.request = {.history = 5, .generating = 5, .prompt = 5};
   memory.kv_pages = 20;
   EXPECT_THAT(MemoryLines(memory, 500).back(),
               HasSubstr("their caches hold 80 pages, 8.0 requests of 500 tokens"));
@@ -157,11 +171,13 @@ TEST(MemoryTable, RunningStatesAreALine) {
   memory.kv_cache_bytes = 120 << 20;
   memory.kv_groups.resize(1);
   memory.kv_groups[0].pages_per_request = 10;
+  memory.request = {.history = 10, .generating = 5, .prompt = 8};
   const RunningStateSpec spec = {.heads = 32, .head_dim = 128, .conv = 4};
   memory.state = {.spec = spec, .state_pages = 3, .row_pages = 2, .tokens_per_checkpoint = 512};
   const std::vector<std::string> lines = MemoryLines(memory, 4096);
-  ASSERT_EQ(lines.size(), 6U);
-  EXPECT_THAT(lines[2], HasSubstr("120 pages of 1.0 MiB, 8.0 requests of 4096 tokens"));
+  ASSERT_EQ(lines.size(), 7U);
+  EXPECT_THAT(lines[2], HasSubstr("120 pages of 1.0 MiB, 0 B per token of history, 7.8 requests"));
+  EXPECT_THAT(lines[5], HasSubstr("beside the history: 5.0 MiB in 5 pages while a request"));
   // 32 heads of 128 x 128 numbers and 3 rows of q, k and v; 32 rows of q, k, v and more.
   EXPECT_EQ(spec.StateBytes(), 32 * (128 * 128 + 3 * 3 * 128) * 4);
   EXPECT_EQ(lines[4],
@@ -170,7 +186,10 @@ TEST(MemoryTable, RunningStatesAreALine) {
   LoadedEngine explained;
   explained.config = ReadModelConfig(SourceDirectory() / "models/tiny-ling");
   explained.memory = memory;
-  const Json state = Json::parse(ExplainJson("models/tiny", explained))["memory"]["running_state"];
+  const Json report = Json::parse(ExplainJson("models/tiny", explained))["memory"];
+  EXPECT_EQ(report["request"], Json::parse(R"({"history_pages": 10, "generating_pages": 5,
+      "generating_bytes": 5242880, "prompt_pages": 8, "prompt_bytes": 8388608})"));
+  const Json& state = report["running_state"];
   EXPECT_EQ(state["request_bytes"], spec.StateBytes() + spec.RowBytes());
   EXPECT_EQ(state["request_pages"], 5);
   EXPECT_EQ(state["checkpoint_bytes"], spec.StateBytes());

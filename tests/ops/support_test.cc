@@ -39,6 +39,11 @@ TEST(Taken, NamesAndThings) {
   EXPECT_TRUE(Taken::Yes().Has({}));
   EXPECT_EQ(Taken::No().Words(), "no");
   EXPECT_FALSE(Taken::No().Has({}));
+  const Taken own_way = Taken::Yes("with sugar");
+  EXPECT_EQ(own_way.Words(), "yes, with sugar");
+  EXPECT_TRUE(own_way.Has({}));
+  EXPECT_EQ(own_way.way(), "with sugar");
+  EXPECT_EQ(Taken::Yes().way(), "");
 }
 
 struct Order {
@@ -71,6 +76,21 @@ TEST(Supports, TheFirstLackInWords) {
   EXPECT_EQ(Supports(table, Order{.size = "large"})->what, "--size large");
   EXPECT_EQ(SupportTable(table),
             "| cups | up to 2 |\n| milk | no |\n| --size of a cup | small |\n");
+}
+
+TEST(Supports, WhatIsComputedInAWayOfItsOwn) {
+  static const std::vector<Rule<Order>> rules = {
+      {"cups", [](const Order& o) { return std::optional<Asked>(o.cups); }, Taken::UpTo(2)},
+      {"milk",
+       [](const Order& o) {
+         return o.milk ? std::optional<Asked>(std::monostate()) : std::nullopt;
+       },
+       Taken::Yes("with sugar")}};
+  const std::span<const Rule<Order>> table = rules;
+  EXPECT_FALSE(Supports(table, Order{.milk = true}));
+  EXPECT_EQ(OwnWays(table, Order{.milk = true}), std::vector<std::string>{"milk with sugar"});
+  EXPECT_TRUE(OwnWays(table, Order()).empty());
+  EXPECT_EQ(SupportTable(table), "| cups | up to 2 |\n| milk | yes, with sugar |\n");
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ struct Quantization {
 /// Why AWQ's and GPTQ's tensors are refused.
 inline constexpr std::string_view kForeignInt4 =
     "its INT4 (qweight, qzeros, scales) is not supported; of INT4, compressed-tensors' "
-    "pack-quantized is, symmetric and in groups of 32 columns";
+    "pack-quantized is, symmetric and in groups of 32 columns or a multiple";
 
 /// Throws Error naming `where` unless weights of this method of quantization, "" for none, can be
 /// read.

@@ -12,6 +12,9 @@ namespace outrider {
 namespace {
 
 constexpr uint8_t kE8M0One = 127;
+/// Between the exponents of a row, at most. A GPU multiplies codes by scales relative to the row's
+/// largest, and a code's least value is 1/2: below 2^-120 bits would be lost.
+constexpr int kMostFp4Span = 119;
 
 int64_t BytesOf(const TensorInfo& info) { return static_cast<int64_t>(info.end - info.begin); }
 
@@ -82,6 +85,33 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count, uint8_t*
   }
 }
 
+void StoredFourBitTensor::CheckSpans(int64_t first_row, int64_t count, uint8_t* stored) const {
+  const int64_t groups = cols() / group_.stored_cols;
+  for (int64_t row = first_row; row < first_row + count; ++row, stored += groups) {
+    const auto [all_least, all_largest] = std::minmax_element(stored, stored + groups);
+    if (*all_largest - *all_least <= kMostFp4Span) continue;
+    int least = kLargestFp4Exponent;
+    int largest = kLeastFp4Exponent;
+    std::vector<int64_t> zeros;
+    for (int64_t i = 0; i < groups; ++i) {
+      if (IsGroupOfZeros(row, i)) {
+        zeros.push_back(i);
+        continue;
+      }
+      least = std::min<int>(least, stored[i]);
+      largest = std::max<int>(largest, stored[i]);
+    }
+    if (largest - least > kMostFp4Span) {
+      throw InvalidArgument(
+          "{}: {} holds 2^{} and 2^{} in row {}; scales of a row that differ by up to 2^{} can be "
+          "read",
+          scales_.file->path().string(), scales_.info.name, least - kE8M0One, largest - kE8M0One,
+          row, kMostFp4Span);
+    }
+    for (const int64_t i : zeros) stored[i] = static_cast<uint8_t>(largest);
+  }
+}
+
 void StoredFourBitTensor::ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const {
   OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
   const auto size = static_cast<int64_t>(DTypeSize(group_.dtype));
@@ -90,6 +120,7 @@ void StoredFourBitTensor::ReadGroupScales(int64_t first_row, int64_t count, uint
   scales_.file->ReadAt(scales_.info.begin + static_cast<uint64_t>(first_row * row_bytes),
                        stored.size(), stored.data());
   CheckScales(first_row, count, stored.data());
+  if (group_.dtype == DType::kF8E8M0) CheckSpans(first_row, count, stored.data());
   const int64_t times = group_.stored_cols / group_.cols;
   for (size_t i = 0; i < stored.size(); i += static_cast<size_t>(size)) {
     for (int64_t t = 0; t < times; ++t) {

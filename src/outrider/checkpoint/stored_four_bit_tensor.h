@@ -30,6 +30,9 @@ class StoredFourBitTensor : public WeightTensor {
   /// Refuses scales that no product can use. A group of zeros may have any finite scale, and gets 1
   /// where its own is out of range.
   void CheckScales(int64_t first_row, int64_t count, uint8_t* stored) const;
+  /// Refuses rows whose powers of two are too far from each other for a GPU. Groups of zeros get
+  /// the row's largest.
+  void CheckSpans(int64_t first_row, int64_t count, uint8_t* stored) const;
   bool IsGroupOfZeros(int64_t row, int64_t group) const;
 
   TensorEntry codes_;

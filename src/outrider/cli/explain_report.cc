@@ -134,7 +134,11 @@ Facts AttentionFacts(const ModelConfig& c) {
 }
 
 Json AttentionJson(const ModelConfig& c) {
-  if (const auto* a = std::get_if<MlaSpec>(&c.first_cached_layer().attention)) {
+  const auto latent = std::ranges::find_if(c.layers, [](const LayerSpec& layer) {
+    return std::holds_alternative<MlaSpec>(layer.attention);
+  });
+  if (latent != c.layers.end()) {
+    const auto* a = std::get_if<MlaSpec>(&latent->attention);
     Json object = {{"num_attention_heads", a->heads}, {"qk_nope_head_dim", a->nope},
                    {"qk_rope_head_dim", a->rope},     {"v_head_dim", a->value},
                    {"kv_lora_rank", a->latent},       {"q_lora_rank", a->q_lora}};
@@ -203,15 +207,16 @@ Facts ShapeFacts(const ModelConfig& c) {
                                moe.shared_experts, moe.width));
   }
   std::string context = fmt::to_string(c.max_position_embeddings);
-  // Layers without compressed entries have none (DeepSeek-V4).
-  const auto scaled = std::ranges::find_if(
-      c.layers, [](const LayerSpec& other) { return other.rotary.yarn.has_value(); });
+  // Layers without compressed entries (DeepSeek-V4) and those with windows (Step-3.5) have none.
+  const auto scaled = std::ranges::find_if(c.layers, [](const LayerSpec& other) {
+    return other.rotary.yarn.has_value() || other.rotary.llama3.has_value();
+  });
   const RotarySpec& rotary = scaled == c.layers.end() ? layer.rotary : scaled->rotary;
   if (const auto& yarn = rotary.yarn) {
     context += fmt::format(" (YaRN, factor {} over {})", yarn->factor,
                            yarn->original_max_position_embeddings);
   }
-  if (const auto& llama3 = layer.rotary.llama3) {
+  if (const auto& llama3 = rotary.llama3) {
     context += fmt::format(" (as Llama 3, factor {} over {})", llama3->factor,
                            llama3->original_max_position_embeddings);
   }
@@ -238,6 +243,16 @@ Json StateJson(const MemoryReport& memory) {
           {"checkpoint_bytes", state.spec.StateBytes()},
           {"checkpoint_pages", state.state_pages},
           {"tokens_per_checkpoint", state.tokens_per_checkpoint}};
+}
+
+/// Of the greatest length; beside its history windows and states.
+Json RequestJson(const MemoryReport& memory) {
+  const RequestPages& request = memory.request;
+  return {{"history_pages", request.history},
+          {"generating_pages", request.generating},
+          {"generating_bytes", request.generating * memory.kv_page_bytes},
+          {"prompt_pages", request.prompt},
+          {"prompt_bytes", request.prompt * memory.kv_page_bytes}};
 }
 
 /// Null without a GPU.
@@ -286,6 +301,7 @@ Json GroupsJson(const MemoryReport& memory) {
                       {"tokens_per_page", group.tokens_per_block},
                       {"bytes_per_token", report.bytes_per_token},
                       {"pages_per_request", report.pages_per_request},
+                      {"pages_generating", report.pages_generating},
                       {"parts", parts}});
   }
   return groups;
@@ -370,6 +386,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_page_bytes", memory.kv_page_bytes},
                    {"kv_groups", GroupsJson(memory)},
                    {"running_state", StateJson(memory)},
+                   {"request", RequestJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes},
                    {"ranks", RanksJson(memory)},
                    {"cache_ranks", memory.cache_ranks},

@@ -25,24 +25,28 @@ std::string Parts(const WeightSizes& sizes) {
   return text;
 }
 
-/// How many requests of the greatest length the cache holds.
+/// How many requests of the greatest length the cache holds while they generate, beside the rows of
+/// one prompt's step.
 double RequestsHeld(const MemoryReport& memory, int64_t max_model_len) {
   if (memory.kv_groups.size() <= 1 && !memory.state) {
     return static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len);
   }
-  int64_t pages = 0;
-  for (const CacheGroupReport& group : memory.kv_groups) pages += group.pages_per_request;
-  if (memory.state) pages += memory.state->state_pages + memory.state->row_pages;
-  return static_cast<double>(memory.kv_pages) / static_cast<double>(pages);
+  const RequestPages& request = memory.request;
+  return static_cast<double>(memory.kv_pages - (request.prompt - request.generating)) /
+         static_cast<double>(request.history + request.generating);
 }
 
 /// What a cache group keeps, and how many of the shared pages a request takes for it.
 std::string GroupLine(const CacheGroupReport& report) {
   const CacheGroupSpec& group = report.group;
-  return fmt::format(
-      "  {}: {} layers, {} per token, {} tokens a page, at most {} pages for a request", group.name,
-      group.layers, ByteSizeText(report.bytes_per_token), group.tokens_per_block,
-      report.pages_per_request);
+  const std::string pages =
+      group.kind == CacheGroupKind::kSlidingWindow
+          ? fmt::format("{} pages while a request generates, at most {} during its prompt",
+                        report.pages_generating, report.pages_per_request)
+          : fmt::format("at most {} pages for a request", report.pages_per_request);
+  return fmt::format("  {}: {} layers, {} per token, {} tokens a page, {}", group.name,
+                     group.layers, ByteSizeText(report.bytes_per_token), group.tokens_per_block,
+                     pages);
 }
 
 /// A thing that layers of a group keep.
@@ -84,9 +88,11 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
   };
   const bool windows = memory.kv_groups.size() > 1 || memory.state;
   std::string cache_note =
-      windows ? fmt::format("{} pages of {}", memory.kv_pages, ByteSizeText(memory.kv_page_bytes))
-              : fmt::format("{} tokens, {} each", memory.kv_tokens,
-                            ByteSizeText(memory.kv_bytes_per_token));
+      windows
+          ? fmt::format("{} pages of {}, {} per token of history", memory.kv_pages,
+                        ByteSizeText(memory.kv_page_bytes), ByteSizeText(memory.kv_bytes_per_token))
+          : fmt::format("{} tokens, {} each", memory.kv_tokens,
+                        ByteSizeText(memory.kv_bytes_per_token));
   if (max_model_len > 0) {
     cache_note += fmt::format(", {:.1f} requests of {} tokens", RequestsHeld(memory, max_model_len),
                               max_model_len);
@@ -107,6 +113,10 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     }
   }
   if (memory.state) lines.push_back(StateLine(*memory.state));
+  if (windows) {
+    lines.push_back("  beside the history: " +
+                    RequestPagesText(memory.request, memory.kv_page_bytes));
+  }
   if (memory.kept_row_bytes > 0) {
     lines.push_back(line("kept rows", memory.kept_row_bytes,
                          "at most: hidden rows, so that modules can catch up"));

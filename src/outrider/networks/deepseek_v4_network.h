@@ -14,7 +14,7 @@ namespace outrider {
 
 class DeepSeekV4Network : public Network {
  public:
-  /// The attention plan's form of the cache must be kHeads: all rows take one path.
+  /// The only path of the attention plan must be kListed: rows of all layers read lists.
   DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights, const NetworkOptions& options);
 
   int32_t output_width() const override { return static_cast<int32_t>(layers_.width()); }

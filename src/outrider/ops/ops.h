@@ -41,7 +41,7 @@ struct Product {
   bool accumulate = false;
   bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
   float limit = static_cast<float>(kNoActivationLimit);
-  bool float32 = false;  // a CPU does not round operands (routers); a GPU's are bfloat16 anyway
+  bool float32 = false;  // not of rounded operands (routers); a GPU rounds them, and says so
   /// W is `groups` matrices [N / groups, K] below one another. Each multiplies its own columns of
   /// x [rows, groups * K]. N / groups is a multiple of 16. Without silu_mul.
   int32_t groups = 1;

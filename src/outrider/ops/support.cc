@@ -33,6 +33,7 @@ std::string RangeWords(const NumberRange& range) {
 
 bool Taken::Has(const Asked& asked) const {
   if (const bool* has = std::get_if<bool>(&what_)) return *has;
+  if (std::holds_alternative<std::string_view>(what_)) return true;
   if (const auto* range = std::get_if<NumberRange>(&what_)) {
     const int64_t number = std::get<int64_t>(asked);
     return number >= range->least && number <= range->most && number % range->multiple == 0;
@@ -46,9 +47,15 @@ bool Taken::Has(const Asked& asked) const {
 
 std::string Taken::Words() const {
   if (const bool* has = std::get_if<bool>(&what_)) return *has ? "yes" : "no";
+  if (!way().empty()) return fmt::format("yes, {}", way());
   if (const auto* range = std::get_if<NumberRange>(&what_)) return RangeWords(*range);
   if (const auto* numbers = std::get_if<std::vector<int64_t>>(&what_)) return Listed(*numbers);
   return Listed(std::get<std::vector<std::string_view>>(what_));
+}
+
+std::string_view Taken::way() const {
+  const auto* way = std::get_if<std::string_view>(&what_);
+  return way == nullptr ? std::string_view() : *way;
 }
 
 Lack LackOf(std::string_view name, const Asked& asked, const Taken& taken) {

@@ -30,6 +30,8 @@ class Taken {
   /// A feature that the device has, or lacks.
   static Taken Yes() { return Taken(true); }
   static Taken No() { return Taken(false); }
+  /// A feature that the device has, but computes in a way of its own: "with ..." in words.
+  static Taken Yes(std::string_view way) { return Taken(way); }
   static Taken Only(int64_t number) { return Taken(NumberRange{number, number}); }
   static Taken UpTo(int64_t most) { return Taken(NumberRange{.most = most}); }
   static Taken Multiples(int64_t of, int64_t most = std::numeric_limits<int64_t>::max()) {
@@ -39,11 +41,15 @@ class Taken {
   static Taken Names(std::vector<std::string_view> names) { return Taken(std::move(names)); }
 
   bool Has(const Asked& asked) const;
-  /// For people: "yes", "no", "512", "up to 128", "multiples of 8 up to 512", "16, 32 or 64".
+  /// For people: "yes", "no", "512", "up to 128", "multiples of 8 up to 512", "16, 32 or 64",
+  /// "yes, with ...".
   std::string Words() const;
+  /// "": it is computed as everywhere.
+  std::string_view way() const;
 
  private:
-  using What = std::variant<bool, NumberRange, std::vector<int64_t>, std::vector<std::string_view>>;
+  using What = std::variant<bool, std::string_view, NumberRange, std::vector<int64_t>,
+                            std::vector<std::string_view>>;
   explicit Taken(What what) : what_(std::move(what)) {}
 
   What what_;
@@ -75,6 +81,17 @@ std::optional<Lack> Supports(std::span<const Rule<Subject>> rules, const Subject
     if (asked && !rule.taken.Has(*asked)) return LackOf(rule.name, *asked, rule.taken);
   }
   return std::nullopt;
+}
+
+/// What the subject asks for and the device computes in a way of its own: "routers with ...".
+template <typename Subject>
+std::vector<std::string> OwnWays(std::span<const Rule<Subject>> rules, const Subject& subject) {
+  std::vector<std::string> ways;
+  for (const Rule<Subject>& rule : rules) {
+    if (rule.taken.way().empty() || !rule.asked(subject)) continue;
+    ways.push_back(std::string(rule.name).append(" ").append(rule.taken.way()));
+  }
+  return ways;
 }
 
 /// Lines of a table in Markdown, one for each rule: its name, what is taken.

@@ -5,6 +5,7 @@
 
 #include "outrider/engine/plan/memory_report.h"
 #include "tests/engine/plan/made_up_facts.h"
+#include "tests/networks/small_hybrid_model.h"
 
 namespace outrider {
 namespace {
@@ -198,6 +199,52 @@ TEST(MemoryReport, TellsRanksAndPartsOfGroups) {
     for (const CachePartReport& part : group.parts) layers += part.layers;
   }
   EXPECT_EQ(layers, std::ssize(v4.plan.cache.layers));
+}
+
+// Windows and states, whatever the family: what is told is what positions of a request need.
+TEST(MemoryReport, TellsWhatARequestHoldsWhileItGenerates) {
+  const ModelFacts hybrid = {
+      .config = ParseModelConfig(SmallLingConfig(512).dump(), std::nullopt, "config.json")};
+  for (const ModelFacts& model : {TinyDSpark(), GoldenModel("tiny-step3p5"), hybrid, TinyV3()}) {
+    SCOPED_TRACE(model.config.model_type);
+    const Planned planned = PlanOf({.max_num_batched_tokens = 128}, {kGiB, ""}, model);
+    const CacheConfig& cache = planned.scheduler.cache;
+    const int32_t length = planned.scheduler.max_model_len;
+    const int32_t rows = planned.plan.MostDecodeTokens();
+    int64_t history = 0;
+    int64_t windows = 0;
+    int64_t bytes_per_token = 0;
+    for (const CacheGroupSpec& group : cache.groups) {
+      int64_t most = 0;
+      for (int32_t position = 0; position + rows <= length; ++position) {
+        const int32_t first = std::max(position - cache.rerun_tokens, 0);
+        most = std::max<int64_t>(
+            most, group.BlocksBefore(position + rows) - group.BlocksUnreadFrom(first));
+      }
+      EXPECT_EQ(PagesWhileGenerating(planned.plan, group, length), most) << group.name;
+      const bool window = group.kind == CacheGroupKind::kSlidingWindow;
+      (window ? windows : history) += most;
+      if (!window) bytes_per_token += group.bytes_per_block() / group.tokens_per_block;
+    }
+    const int64_t states = cache.StatePages() + cache.StateRowPages();
+    const MemoryReport report = ReportMemory(
+        planned.plan, planned.scheduler, {.model = {}, .drafter = {}, .ranks = {1}}, std::nullopt);
+    EXPECT_EQ(report.kv_bytes_per_token, bytes_per_token);
+    EXPECT_EQ(report.request.history, history);
+    EXPECT_EQ(report.request.generating, windows + states);
+    EXPECT_EQ(report.request.history + report.request.prompt,
+              cache.MostPages(length, planned.plan.MostStepTokens()));
+    const std::string told = DecisionOn("windows and states", planned.decisions);
+    if (windows + states == 0) {
+      EXPECT_EQ(told, "");
+    } else {
+      EXPECT_GT(report.request.prompt, report.request.generating);
+      EXPECT_THAT(
+          told, HasSubstr(fmt::format("in {} pages while a request generates", windows + states)));
+    }
+    EXPECT_THAT(DecisionOn("KV cache", planned.decisions),
+                HasSubstr(fmt::format("{} bytes per token of history", bytes_per_token)));
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/engine/plan/made_up_facts.h"
+#include "tests/networks/small_hybrid_model.h"
 #include "tests/source_directory.h"
 
 namespace outrider {
@@ -211,6 +212,48 @@ TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {
   EXPECT_THAT(RefusalOf(no_modules, model),
               HasSubstr("does not run on the GPU, which lacks: an EAGLE-3 drafter for a network "
                         "without latent attention (MLA)"));
+}
+
+// Every rule about options reads all layers: the first one may have attention of another kind.
+TEST(DeviceRules, RulesAboutOptionsReadEveryLayer) {
+  using testing::HasSubstr;
+  const auto heads = [](EngineOptions&, EnginePlan& p) { p.form.cache = KvCacheForm::kHeads; };
+  const auto pages = [](int32_t tokens) {
+    return [tokens](EngineOptions&, EnginePlan& p) {
+      p.form.cache = KvCacheForm::kHeads;
+      p.cache.config.groups = {{.tokens_per_block = tokens, .unit_bytes = 101}};
+    };
+  };
+  for (const auto& config : {SmallKimiConfig(512), SmallLingConfig(512)}) {
+    const ModelFacts hybrid = {
+        .config = ParseModelConfig(WithGpuHeads(config).dump(), std::nullopt, "config.json")};
+    ASSERT_TRUE(std::holds_alternative<KdaSpec>(hybrid.config.layers.front().attention));
+    const auto no_drafts = [](EngineOptions&, EnginePlan& p) { p.drafts = {}; };
+    EXPECT_EQ(RefusalOf(no_drafts, hybrid), "") << hybrid.config.model_type;
+    EXPECT_THAT(RefusalOf(
+                    [&](EngineOptions& o, EnginePlan& p) {
+                      no_drafts(o, p);
+                      heads(o, p);
+                    },
+                    hybrid),
+                HasSubstr("--kv-cache-form heads: use latent"))
+        << hybrid.config.model_type;
+  }
+  ModelFacts mixed = TinyV3();
+  for (LayerSpec& layer : mixed.config.layers) {
+    layer.attention = GqaSpec{.heads = 128, .kv_heads = 2, .head_dim = 128};
+    layer.rotary.dims = 64;
+  }
+  EXPECT_THAT(RefusalOf(heads, mixed), HasSubstr("--kv-cache-form heads")) << "of the modules";
+  mixed.config.mtp_layer = mixed.config.layers.front();
+  EXPECT_EQ(RefusalOf(heads, mixed), "") << "no layer has latents";
+  EXPECT_THAT(RefusalOf(pages(12), mixed), HasSubstr("(--block-size) = 12: use multiples of 8"));
+  const CompressedSpec compressed =
+      std::get<CompressedSpec>(TinyDSpark().config.layers.back().attention);
+  mixed.config.layers.back().attention = compressed;
+  EXPECT_THAT(RefusalOf(pages(192), mixed), HasSubstr("(--block-size) = 192: use 1, 2, 4"));
+  EXPECT_THAT(RefusalOf(pages(64), mixed), HasSubstr("bytes of a page of the cache"));
+  EXPECT_THAT(RefusalOf(pages(12), mixed), HasSubstr("(--block-size) = 12: use multiples of 8"));
 }
 
 TEST(DeviceRules, LatentAttentionOnTheGpuReadsPagesOfFewSizes) {

@@ -48,7 +48,18 @@ TEST(EnginePlan, WhatAGpuDoesNotRunIsRefusedOrExplained) {
     PlanEngine({}, model, Processor(), decisions);
     return DecisionOn("on a Hopper GPU", decisions);
   };
-  EXPECT_THAT(explained(TinyV3()), HasSubstr("runs"));
+  const std::string products =
+      "float32 products of routers, compressors and weights of index heads with operands rounded "
+      "to bfloat16";
+  EXPECT_EQ(explained(TinyV3()), "runs (it takes all that the network asks for, " + products + ")");
+  EXPECT_THAT(explained(TinyDSpark()), HasSubstr(products));
+  ModelFacts plain = TinyV3();
+  for (LayerSpec& layer : plain.config.layers) layer.mlp = DenseMlpSpec{.width = 64};
+  plain.config.mtp_layer.mlp = DenseMlpSpec{.width = 64};
+  EXPECT_EQ(explained(plain), "runs (it takes all that the network asks for)");
+  Decisions on_a_gpu;
+  PlanEngine({}, TinyV3(), Gpu(), on_a_gpu);
+  EXPECT_EQ(DecisionOn("on the GPU", on_a_gpu), products + " (a processor does not round them)");
   EXPECT_THAT(explained(GoldenModel("tiny-v32")), HasSubstr("does not run"));
 }
 
@@ -106,6 +117,8 @@ TEST(EnginePlan, AStepHasRoomForItsRowsAndWhatFollowsThem) {
   EXPECT_EQ(plan.MostStepTokens(), 106);
   plan.max_num_batched_tokens = 2;
   EXPECT_EQ(plan.MostStepTokens(), 4 + 1 + 5);
+  plan.max_num_batched_tokens = 100;
+  EXPECT_EQ(plan.MostDecodeTokens(), 4 + 1 + 5);
 }
 
 TEST(EnginePlan, LinearAttentionKeepsRowsForFewDrafts) {

@@ -40,6 +40,9 @@ TEST(NumberPlan, WeightsAreKeptAsTheDeviceAndTheUserWantThem) {
   EXPECT_EQ(plan.weights.compute_dtype, DType::kF32);
   EXPECT_EQ(plan.weights.quantization, WeightQuantization::kInt8);
   EXPECT_EQ(plan.weights.max_fp8_weights_as_bf16, 1000);
+  EXPECT_FALSE(plan.weights.whole_attention);
+  EXPECT_TRUE(PlanOf({.data_parallel_attention = true}, TinyV3().config, Processor())
+                  .weights.whole_attention);
   Decisions decisions;
   PlanNumbers({}, TinyV3().config, Processor(), decisions);
   EXPECT_THAT(DecisionOn("quantization", decisions), HasSubstr("of more than 1000 weights"));

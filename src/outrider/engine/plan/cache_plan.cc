@@ -29,8 +29,9 @@ std::string CacheTypeText(const ModelConfig& config, const NumberPlan& numbers) 
   if (is_v4 && numbers.cache_form == Fp8Form::kPublishedNumbers) {
     return "bfloat16 rounded as published";
   }
-  if (config.first_cached_layer().indexer() != nullptr ||
-      (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
+  const bool has_indexer = std::ranges::any_of(
+      config.layers, [](const LayerSpec& layer) { return layer.indexer() != nullptr; });
+  if (has_indexer || (is_v4 && numbers.cache_form == Fp8Form::kPerTensor)) {
     return name + " without scales, index keys with a scale each";
   }
   if (!is_v4) return name + " without scales";
@@ -72,6 +73,14 @@ void DescribePrefixCaching(const EngineOptions& options, bool one_path, Decision
 
 }  // namespace
 
+int64_t HistoryBytesPerToken(const std::vector<CacheGroupSpec>& groups) {
+  std::vector<CacheGroupSpec> history = groups;
+  std::erase_if(history, [](const CacheGroupSpec& group) {
+    return group.kind == CacheGroupKind::kSlidingWindow;
+  });
+  return BytesPerToken(history);
+}
+
 bool FillsGpu(const EngineOptions& options, DeviceKind device) {
   return device == DeviceKind::kCuda && !options.kv_cache_memory_bytes;
 }
@@ -105,6 +114,33 @@ CacheMemory MemoryOfCache(const EngineOptions& options, const std::optional<GpuB
   return {gpu->usable - weight_bytes - gpu->work_space,
           gpu->measured ? "what --gpu-memory-utilization leaves"
                         : "what --gpu-memory-utilization leaves, by estimate: measured at start"};
+}
+
+int64_t PagesWhileGenerating(const EnginePlan& plan, const CacheGroupSpec& group, int32_t tokens) {
+  const int64_t blocks = group.BlocksBefore(tokens);
+  if (group.kind != CacheGroupKind::kSlidingWindow) return blocks;
+  // The rows of a step, what is written behind them, and the windows of the first of them.
+  const int64_t span =
+      int64_t{plan.MostDecodeTokens()} + plan.cache.config.rerun_tokens + group.window - 1;
+  return std::min(blocks, (span + group.tokens_per_block - 2) / group.tokens_per_block + 1);
+}
+
+RequestPages PagesOfRequest(const EnginePlan& plan, int32_t tokens) {
+  const CacheConfig& cache = plan.cache.config;
+  RequestPages pages;
+  for (const CacheGroupSpec& group : cache.groups) {
+    const bool window = group.kind == CacheGroupKind::kSlidingWindow;
+    (window ? pages.generating : pages.history) += PagesWhileGenerating(plan, group, tokens);
+  }
+  pages.generating += cache.StatePages() + cache.StateRowPages();
+  pages.prompt = cache.MostPages(tokens, plan.MostStepTokens()) - pages.history;
+  return pages;
+}
+
+std::string RequestPagesText(const RequestPages& pages, int64_t page_bytes) {
+  return fmt::format("{} in {} pages while a request generates, at most {} in {} during its prompt",
+                     ByteSizeText(pages.generating * page_bytes), pages.generating,
+                     ByteSizeText(pages.prompt * page_bytes), pages.prompt);
 }
 
 SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& config,
@@ -150,11 +186,16 @@ SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& confi
                                                : "max_position_embeddings"});
   decisions.push_back(
       {"KV cache",
-       fmt::format("{} pages of {} bytes, {}, {} bytes per token over {} layers{}", cache.num_pages,
-                   cache.PageBytes(), CacheTypeText(config, plan.numbers),
-                   BytesPerToken(cache.groups), plan.cache.layers.size(),
+       fmt::format("{} pages of {} bytes, {}, {} bytes per token of history, {} layers{}",
+                   cache.num_pages, cache.PageBytes(), CacheTypeText(config, plan.numbers),
+                   HistoryBytesPerToken(cache.groups), plan.cache.layers.size(),
                    kept == 0 ? "" : fmt::format(", and {} for kept hidden rows per page", kept)),
        budget_pages < useful ? memory.why : "as much as --max-num-seqs requests can use"});
+  const RequestPages request = PagesOfRequest(plan, length);
+  if (request.generating > 0) {
+    decisions.push_back({"windows and states", RequestPagesText(request, cache.PageBytes()),
+                         "in pages of the KV cache, beside the history"});
+  }
   if (plan.cache_ranks > 1) {
     decisions.push_back({"requests at once",
                          fmt::format("in {} caches of {} pages, {} in all", plan.cache_ranks,

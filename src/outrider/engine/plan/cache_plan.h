@@ -42,6 +42,25 @@ struct CacheMemory {
 CacheMemory MemoryOfCache(const EngineOptions& options, const std::optional<GpuBudget>& gpu,
                           int64_t weight_bytes);
 
+/// Bytes that a token takes for good: those of windows are freed when the token leaves them.
+int64_t HistoryBytesPerToken(const std::vector<CacheGroupSpec>& groups);
+
+/// Pages of a request, at most.
+struct RequestPages {
+  int64_t history = 0;     // of the entries of all its tokens
+  int64_t generating = 0;  // of windows and running states, while it generates
+  int64_t prompt = 0;      // in their place, in a step of its prompt that has all rows
+};
+
+/// Pages of one group while a request of `tokens` tokens generates.
+int64_t PagesWhileGenerating(const EnginePlan& plan, const CacheGroupSpec& group, int32_t tokens);
+
+/// Of a request of `tokens` tokens.
+RequestPages PagesOfRequest(const EnginePlan& plan, int32_t tokens);
+
+/// "33.5 MiB in 19 pages ...": what a request takes beside its history.
+std::string RequestPagesText(const RequestPages& pages, int64_t page_bytes);
+
 /// Everything that the scheduler is to know. Throws Error if the memory does not hold a request of
 /// the length that is asked for, or of two tokens.
 SchedulerConfig PlanCache(const EngineOptions& options, const ModelConfig& config,

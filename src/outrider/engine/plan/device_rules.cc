@@ -1,5 +1,7 @@
 #include "outrider/engine/plan/device_rules.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <string_view>
@@ -12,19 +14,37 @@ namespace outrider {
 
 namespace {
 
-bool HasLatents(const AskedOptions& asked) {
-  return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
+/// Whether `is` holds for a layer of the target or of a module that is used. Layers of one network
+/// may have attention of several kinds.
+template <typename Is>
+bool AnyLayer(const AskedOptions& asked, const Is& is) {
+  const int64_t layers = asked.config.num_hidden_layers() + asked.plan.drafts.modules;
+  for (int64_t i = 0; i < layers; ++i) {
+    if (is(asked.config.layer(i))) return true;
+  }
+  return false;
 }
+
+template <typename Attention>
+bool Has(const AskedOptions& asked) {
+  return AnyLayer(asked, [](const LayerSpec& layer) {
+    return std::holds_alternative<Attention>(layer.attention);
+  });
+}
+
+/// Whether the form of the cache is that of some layer's entries: of latent attention, which an
+/// EAGLE-3 drafter has, too.
+bool HasLatents(const AskedOptions& asked) {
+  return asked.plan.drafts.own_checkpoint || Has<MlaSpec>(asked);
+}
+
+bool IsCompressed(const AskedOptions& asked) { return Has<CompressedSpec>(asked); }
 
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
 
-bool IsCompressed(const AskedOptions& asked) {
-  return std::holds_alternative<CompressedSpec>(asked.config.layer(0).attention);
-}
-
-/// Tokens a page of the cache group with the fewest that are no multiple of 8.
+/// Tokens a page of the first cache group where they are no multiple of 8.
 std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
-  if (HasLatents(asked) || IsCompressed(asked)) return std::nullopt;
+  if (!Has<GqaSpec>(asked)) return std::nullopt;
   for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {
     if (group.tokens_per_block % 8 != 0) return Asked(int64_t{group.tokens_per_block});
   }
@@ -46,9 +66,10 @@ std::optional<Asked> UnevenTokensPerPage(const AskedOptions& asked) {
 /// Tokens a page that latent attention without an indexer reads. They may be more than were asked
 /// for: pages also hold pieces of running states, or blocks of windows.
 std::optional<Asked> TokensPerLatentPage(const AskedOptions& asked) {
-  const bool reads = std::ranges::any_of(asked.config.layers, [](const LayerSpec& layer) {
-    return layer.mla_without_indexer() != nullptr;
-  });
+  const bool reads =
+      asked.plan.drafts.own_checkpoint || AnyLayer(asked, [](const LayerSpec& layer) {
+        return layer.mla_without_indexer() != nullptr;
+      });
   if (!reads) return std::nullopt;
   for (const CacheGroupSpec& group : asked.plan.cache.config.groups) {
     if (group.kind != CacheGroupKind::kSlidingWindow) return Asked(int64_t{group.tokens_per_block});
@@ -156,12 +177,21 @@ void CheckRunsOnDevice(const EngineOptions& options, const ModelFacts& model,
   }
 }
 
-void DescribeOtherDevice(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions) {
-  if (plan.device != DeviceKind::kCpu) return;
+void DescribeGpu(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions) {
+  const std::vector<std::string> ways = cuda::OwnWaysOfHopper(NetworkOf(model, plan));
+  if (plan.device != DeviceKind::kCpu) {
+    for (const std::string& way : ways) {
+      decisions.push_back({"on the GPU", way, "a processor does not round them"});
+    }
+    return;
+  }
   constexpr const char* kWhat = "on a Hopper GPU";
   const std::optional<Lack> lack = cuda::LackOnHopper(NetworkOf(model, plan));
   if (!lack) {
-    decisions.push_back({kWhat, "runs", "it takes all that the network asks for"});
+    const std::string takes = "it takes all that the network asks for";
+    decisions.push_back(
+        {kWhat, "runs",
+         ways.empty() ? takes : fmt::format("{}, {}", takes, fmt::join(ways, ", "))});
   } else if (lack->takes.empty()) {
     decisions.push_back({kWhat, "does not run", fmt::format("it lacks {}", lack->what)});
   } else {

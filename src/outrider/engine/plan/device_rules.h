@@ -27,7 +27,7 @@ std::string GpuSupportTable();
 void CheckRunsOnDevice(const EngineOptions& options, const ModelFacts& model,
                        const EnginePlan& plan);
 
-/// On a processor: whether a GPU would run the network.
-void DescribeOtherDevice(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions);
+/// What the GPU computes in a way of its own; on a processor whether a GPU would run the network.
+void DescribeGpu(const ModelFacts& model, const EnginePlan& plan, Decisions& decisions);
 
 }  // namespace outrider

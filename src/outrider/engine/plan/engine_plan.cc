@@ -60,7 +60,11 @@ void CheckDrafterCache(const EngineOptions& options, const EnginePlan& plan) {
 
 int32_t EnginePlan::MostStepTokens() const {
   const int32_t rows = std::min(max_num_batched_tokens, CacheConfig::kMostTokens);
-  return std::max(rows, 1 + drafts.k) + 1 + std::max(drafts.k, drafts.reach.lookahead);
+  return MostDecodeTokens() + std::max(rows - (1 + drafts.k), 0);
+}
+
+int32_t EnginePlan::MostDecodeTokens() const {
+  return 1 + drafts.k + 1 + std::max(drafts.k, drafts.reach.lookahead);
 }
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
@@ -77,7 +81,6 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
                            ? "--load-format dummy: random weights"
                            : fmt::format("model_type {}", model.config.model_type)});
   plan.numbers = PlanNumbers(options, model.config, device, decisions);
-  plan.numbers.weights.whole_attention = options.data_parallel_attention;
   plan.form = PlanForm(options, model.config, plan.numbers.kv_dtype, plan.device, decisions);
   plan.drafts = PlanDrafts(options, model, decisions);
   CheckDrafterCache(options, plan);
@@ -91,7 +94,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   if (options.enable_return_routed_experts) {
     plan.routed = PlanRoutedExperts(options.model, model.config, decisions);
   }
-  DescribeOtherDevice(model, plan, decisions);
+  DescribeGpu(model, plan, decisions);
   return plan;
 }
 

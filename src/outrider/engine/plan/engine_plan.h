@@ -31,6 +31,8 @@ struct EnginePlan {
 
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
+  /// The same of a request that generates.
+  int32_t MostDecodeTokens() const;
 };
 
 /// The options are as CheckOptions wants them. Throws Error for what the model or the device does

@@ -9,7 +9,7 @@
 namespace outrider {
 
 struct FormPlan {
-  KvCacheForm cache = KvCacheForm::kLatent;  // of latent attention; kHeads where there is none
+  KvCacheForm cache = KvCacheForm::kLatent;  // of latent attention; kHeads where no layer has it
   RowPaths paths = KvCacheForm::kLatent;     // of all layers, the model's modules included
 };
 

@@ -33,7 +33,7 @@ MemoryReport ReportMemory(const EnginePlan& plan, const SchedulerConfig& schedul
                               weights.drafter.groups.end());
   const CacheConfig& cache = scheduler.cache;
   const int32_t step_tokens = plan.MostStepTokens();
-  memory.kv_bytes_per_token = BytesPerToken(cache.groups);
+  memory.kv_bytes_per_token = HistoryBytesPerToken(cache.groups);
   memory.kv_tokens = cache.MostTokens(cache.num_pages, step_tokens);
   memory.kv_page_bytes = cache.PageBytes();
   memory.kv_pages = cache.num_pages;
@@ -52,8 +52,10 @@ MemoryReport ReportMemory(const EnginePlan& plan, const SchedulerConfig& schedul
         {.group = group,
          .parts = PartsOf(plan, index),
          .bytes_per_token = BytesPerToken(alone.groups),
-         .pages_per_request = alone.MostPages(scheduler.max_model_len, step_tokens)});
+         .pages_per_request = alone.MostPages(scheduler.max_model_len, step_tokens),
+         .pages_generating = PagesWhileGenerating(plan, group, scheduler.max_model_len)});
   }
+  memory.request = PagesOfRequest(plan, scheduler.max_model_len);
   if (cache.state.heads > 0) {
     memory.state = {.spec = cache.state,
                     .state_pages = cache.StatePages(),

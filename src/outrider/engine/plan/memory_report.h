@@ -25,8 +25,9 @@ struct CachePartReport {
 struct CacheGroupReport {
   CacheGroupSpec group;
   std::vector<CachePartReport> parts;  // empty where layers keep one thing
-  int64_t bytes_per_token = 0;
-  int64_t pages_per_request = 0;  // of a request of the greatest length, at most
+  int64_t bytes_per_token = 0;         // in a window: while the token is in it
+  int64_t pages_per_request = 0;       // of a request of the greatest length, at most
+  int64_t pages_generating = 0;        // of them, while it generates
 };
 
 /// What linear attention keeps of a request in the pages of the cache.
@@ -51,12 +52,13 @@ struct MemoryReport {
   WeightSizes drafter_weights;             // of a checkpoint of its own
   std::vector<WeightGroup> weight_groups;  // of target and modules, and of a drafter
   int64_t kv_cache_bytes = 0;
-  int64_t kv_bytes_per_token = 0;  // over all groups, while the token is in every window
+  int64_t kv_bytes_per_token = 0;  // of history; windows and states are in `request`
   int64_t kv_tokens = 0;           // that the cache holds, of one request if there are windows
   int64_t kv_page_bytes = 0;
   int64_t kv_pages = 0;
   std::vector<CacheGroupReport> kv_groups;
   std::optional<RunningStateReport> state;  // of linear attention
+  RequestPages request;                     // of the greatest length
   int64_t kept_row_bytes = 0;     // the target's hidden rows kept for modules that lag, at most
   std::vector<RankMemory> ranks;  // empty: there is one
   int32_t cache_ranks = 1;        // that each have such a cache, of their own requests

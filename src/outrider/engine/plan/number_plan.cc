@@ -58,7 +58,8 @@ NumberPlan PlanNumbers(const EngineOptions& options, const ModelConfig& config,
   }
   plan.weights = {.compute_dtype = plan.dtype,
                   .quantization = options.quantization,
-                  .max_fp8_weights_as_bf16 = device.max_fp8_weights_as_bf16};
+                  .max_fp8_weights_as_bf16 = device.max_fp8_weights_as_bf16,
+                  .whole_attention = options.data_parallel_attention};
   decisions.push_back(
       {"dtype", std::string(DTypeName(plan.dtype)),
        options.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config.dtype))});

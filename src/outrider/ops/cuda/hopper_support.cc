@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #include <variant>
 
 #include "outrider/attention/row_path.h"
@@ -141,6 +142,13 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
        Taken::Yes()},
       {"experts by token (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, Taken::Yes()},
+      // Product::float32.
+      {"float32 products of routers, compressors and weights of index heads",
+       [](const LayerSpec& s) {
+         return If(s.moe() != nullptr || s.indexer() != nullptr ||
+                   AttentionOf<CompressedSpec>(s) != nullptr);
+       },
+       Taken::Yes("with operands rounded to bfloat16")},
       {"kv_lora_rank", NumberOf<&MlaSpec::latent>::In, Taken::Only(kHopperLatent)},
       {"qk_rope_head_dim", NumberOf<&MlaSpec::rope>::In, Taken::Only(kHopperRotary)},
       {"num_attention_heads", NumberOf<&MlaSpec::heads>::In, Taken::UpTo(128),
@@ -248,6 +256,17 @@ std::optional<Lack> LackOnHopper(const AskedNetwork& network) {
   if (!lack) lack = Supports(HopperModelRules(), network.config);
   if (!lack && network.drafter != nullptr) lack = Supports(HopperModelRules(), *network.drafter);
   return lack;
+}
+
+std::vector<std::string> OwnWaysOfHopper(const AskedNetwork& network) {
+  std::vector<std::string> ways;
+  FirstOfLayers(network, [&](const LayerSpec& layer) -> std::optional<Lack> {
+    for (std::string& way : OwnWays(HopperLayerRules(), layer)) {
+      if (std::ranges::find(ways, way) == ways.end()) ways.push_back(std::move(way));
+    }
+    return std::nullopt;
+  });
+  return ways;
 }
 
 void CheckRunsOnHopper(const AskedNetwork& network) {

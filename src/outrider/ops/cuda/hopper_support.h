@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/ops/support.h"
@@ -37,6 +39,9 @@ std::span<const Rule<AskedNetwork>> HopperNetworkRules();
 
 /// The first thing that a network asks for and the GPU lacks; nothing: it runs.
 std::optional<Lack> LackOnHopper(const AskedNetwork& network);
+
+/// What a network asks for and the GPU computes in a way of its own, each once.
+std::vector<std::string> OwnWaysOfHopper(const AskedNetwork& network);
 
 /// Throws Error for a network that does not run, with what would.
 void CheckRunsOnHopper(const AskedNetwork& network);
