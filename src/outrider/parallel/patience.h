@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <thread>
 
 #include "outrider/base/processors.h"
@@ -52,8 +51,9 @@ class Patience {
   bool WaitWhileMoves(const std::function<uint64_t()>& progress) {
     if (left_ <= next_look_ && progress) {
       const uint64_t seen = progress();
-      if (seen_ && *seen_ != seen) left_ = seconds_;
+      if (looked_ && seen_ != seen) left_ = seconds_;
       seen_ = seen;
+      looked_ = true;
       next_look_ = left_ - seconds_ / kLooks;
     }
     return Wait();
@@ -72,7 +72,8 @@ class Patience {
   double seconds_;
   double left_;
   double next_look_;  // once so little is left
-  std::optional<uint64_t> seen_;
+  bool looked_ = false;
+  uint64_t seen_ = 0;  // the progress, once looked_
   int64_t waits_;
   Clock::time_point last_;
 };
