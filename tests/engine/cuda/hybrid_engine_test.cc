@@ -50,10 +50,9 @@ std::vector<GenerationRequest> RequestsWithAPrefix(size_t count) {
   for (size_t i = 0; i < count / 2; ++i) {
     std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
     const size_t drawn = prompt.size();
-    const size_t length = size_t{kPageTokens} - 60 + 4 * i;
+    const size_t length = size_t{kPageTokens} - kAnswerTokens + 2 + 3 * i;
     for (size_t t = drawn; t < length; ++t) prompt.push_back(prompt[t % drawn]);
     prompt.resize(length);
-    requests[i].sampling.max_tokens = 90;
   }
   for (size_t i = count / 2; i < count; ++i) {
     std::vector<int32_t>& prompt = requests[i].prompt_token_ids;
