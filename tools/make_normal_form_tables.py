@@ -40,7 +40,7 @@ def main():
             continue
         first, second = (int(part, 16) for part in (parts + ["0"])[:2])
         composes = unicodedata.normalize("NFC", chr(point)) == chr(point)
-        decompositions.append(f"{{0x{point:X},0x{first:X},0x{second:X},{int(composes)}}},")
+        decompositions.append(f"{{0x{point:X},0x{first:X},0x{second:X},{str(composes).lower()}}},")
     classes = []
     for point in POINTS:
         kind = unicodedata.combining(chr(point))
