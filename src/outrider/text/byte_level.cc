@@ -1,6 +1,9 @@
 #include "outrider/text/byte_level.h"
 
 #include <array>
+#include <string>
+
+#include "outrider/text/utf8.h"
 
 namespace outrider {
 namespace {
@@ -18,13 +21,7 @@ struct Alphabet {
           (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
       const int point = printable ? byte : next++;
       bytes.at(point) = byte;
-      std::string& character = characters.at(byte);
-      if (point < 0x80) {
-        character.push_back(static_cast<char>(point));
-      } else {
-        character.push_back(static_cast<char>(0xC0 | (point >> 6)));
-        character.push_back(static_cast<char>(0x80 | (point & 0x3F)));
-      }
+      AppendUtf8(static_cast<uint32_t>(point), &characters.at(byte));
     }
   }
 };

@@ -108,28 +108,6 @@ void Compose(std::vector<Marked>* text) {
   text->resize(size);
 }
 
-void AppendUtf8(uint32_t point, std::string* out) {
-  const auto trail = [&](uint32_t shift) {
-    *out += static_cast<char>(0x80 | (point >> shift & 0x3F));
-  };
-  if (point < 0x80) {
-    *out += static_cast<char>(point);
-    return;
-  }
-  if (point < 0x800) {
-    *out += static_cast<char>(0xC0 | point >> 6);
-  } else {
-    if (point < 0x10000) {
-      *out += static_cast<char>(0xE0 | point >> 12);
-    } else {
-      *out += static_cast<char>(0xF0 | point >> 18);
-      trail(12);
-    }
-    trail(6);
-  }
-  trail(0);
-}
-
 }  // namespace
 
 std::string NormalFormC(std::string_view text) {

@@ -39,6 +39,28 @@ uint32_t CodePointOf(std::string_view character) {
   return point;
 }
 
+void AppendUtf8(uint32_t point, std::string* out) {
+  const auto trail = [&](uint32_t shift) {
+    *out += static_cast<char>(0x80 | (point >> shift & 0x3F));
+  };
+  if (point < 0x80) {
+    *out += static_cast<char>(point);
+    return;
+  }
+  if (point < 0x800) {
+    *out += static_cast<char>(0xC0 | point >> 6);
+  } else {
+    if (point < 0x10000) {
+      *out += static_cast<char>(0xE0 | point >> 12);
+    } else {
+      *out += static_cast<char>(0xF0 | point >> 18);
+      trail(12);
+    }
+    trail(6);
+  }
+  trail(0);
+}
+
 Utf8Unit ReadUtf8(std::string_view bytes) {
   const auto lead = static_cast<uint8_t>(bytes[0]);
   if (lead < 0x80) return {Utf8Kind::kValid, 1};

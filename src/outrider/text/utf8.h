@@ -30,6 +30,9 @@ inline size_t Utf8Size(uint8_t lead) {
 /// The code point of `character`, one valid character.
 uint32_t CodePointOf(std::string_view character);
 
+/// Appends the character of a code point.
+void AppendUtf8(uint32_t point, std::string* out);
+
 /// The first unit of `bytes`, which must not be empty.
 Utf8Unit ReadUtf8(std::string_view bytes);
 

@@ -31,7 +31,7 @@ struct EnginePlan {
 
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
-  /// The same of a request that generates.
+  /// Likewise, of a request that generates.
   int32_t MostDecodeTokens() const;
 };
 
