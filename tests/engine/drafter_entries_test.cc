@@ -107,6 +107,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.k = test.k;
     options.draft_form = test.form;
     options.draft_ranges = test.draft_ranges;
+    options.probabilistic_drafts = seed % 2 == 1;
     options.block_size = 4;
     options.max_num_batched_tokens = 24 + static_cast<int32_t>(seed) * 40;
     options.max_num_seqs = 6;

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/arg_max.h"
@@ -25,6 +27,7 @@ inline constexpr int64_t kRank = 24;
 inline constexpr int64_t kHidden = 64;
 inline constexpr int64_t kHiddenRows = 9;
 inline constexpr std::array<int32_t, 3> kSteps = {11, 11, 4};
+inline constexpr int32_t kMoves = 4;  // numbers that positions are moved by
 
 /// What a drafter embeds the tokens before its draws by.
 struct BlockTable {
@@ -40,17 +43,21 @@ struct BlockTable {
 };
 
 /// Draws of kSteps from random logits, some of them greedy. With `distributions` all others give
-/// theirs. on_device: the device draws by itself where no distribution is wanted.
+/// theirs. on_device: the device draws by itself where no distribution is wanted. keep: puts a
+/// number where the device keeps it; with it positions of draws are moved.
 class BlockDraftMachine {
  public:
-  BlockDraftMachine(const Ops& ops, bool on_device)
+  using Keep = std::function<void(int32_t place, int32_t number)>;
+
+  BlockDraftMachine(const Ops& ops, bool on_device, Keep keep = {})
       : ops_(ops),
         on_device_(on_device),
+        keep_(std::move(keep)),
         arena_(ops.MakeArena()),
         table_({ops, &pool_}),
         host_table_({cpu::GetCpuOps(Isa::kReference), &pool_}) {
     for (const int32_t count : kSteps) num_draws_ += static_cast<size_t>(count);
-    ops.KeepTokens(static_cast<int32_t>(num_draws_) + 5);
+    ops.KeepTokens(FirstMove() + kMoves);
   }
 
   void Check(bool distributions) {
@@ -59,6 +66,9 @@ class BlockDraftMachine {
     std::vector<SamplingParams> params(num_draws_);
     std::vector<std::vector<float>> probs(num_draws_);
     std::vector<DrawRequest> requests;
+    std::vector<int32_t> moves(num_draws_, 0);
+    std::vector<int32_t> moved_places;
+    if (keep_) ChooseMoves(moves, moved_places);
     for (size_t i = 0; i < num_draws_; ++i) {
       rows.push_back(static_cast<int32_t>(random_() % kHiddenRows));
       const auto draw = static_cast<int32_t>(i);
@@ -79,7 +89,7 @@ class BlockDraftMachine {
       requests.push_back(request);
     }
     const auto sampler = ops_.block_drafts()->MakeBlockSampler({ops_, &pool_});
-    sampler->Assign({rows, before, requests, kSteps});
+    sampler->Assign({rows, before, requests, kSteps, moved_places});
     EXPECT_EQ(sampler->launches_only(), on_device_ && !distributions);
     const Context c({ops_, &pool_}, *arena_, DType::kBF16);
     const Scratch::Frame frame(c.arena);
@@ -116,6 +126,7 @@ class BlockDraftMachine {
         const std::span<const float> row(logits.view().row(i), kVocab);
         DraftDraw own = request.draw;
         if (!own.probs.empty()) own.probs = of_draw;
+        own.position -= moves[draw];
         tokens.push_back(request.sampling == nullptr
                              ? static_cast<int32_t>(ArgMax(row))
                              : DrawDraft(drawer, *request.sampling, own, row));
@@ -140,6 +151,23 @@ class BlockDraftMachine {
   }
 
  private:
+  /// The first place of the numbers that positions are moved by, behind those of drafts.
+  int32_t FirstMove() const { return static_cast<int32_t>(num_draws_) + 5; }
+
+  /// By draw: by how much its position moves, and where that number is.
+  void ChooseMoves(std::vector<int32_t>& moves, std::vector<int32_t>& places) {
+    std::array<int32_t, kMoves> numbers = {};
+    for (int32_t m = 0; m < kMoves; ++m) {
+      numbers[static_cast<size_t>(m)] = static_cast<int32_t>(random_() % 6);
+      keep_(FirstMove() + m, numbers[static_cast<size_t>(m)]);
+    }
+    for (int32_t& move : moves) {
+      const size_t m = random_() % (kMoves + 1);
+      if (m < kMoves) move = numbers[m];
+      places.push_back(m < kMoves ? FirstMove() + static_cast<int32_t>(m) : -1);
+    }
+  }
+
   Tensor Put(const Context& c, const TestMatrix& m) const {
     const Tensor to = c.Rows(m.view_rows, m.view_cols);
     ops_.CopyFromHost(std::as_bytes(std::span(m.values)), static_cast<std::byte*>(to.data));
@@ -153,6 +181,7 @@ class BlockDraftMachine {
 
   const Ops& ops_;
   const bool on_device_;
+  const Keep keep_;
   std::mt19937 random_{17};
   ThreadPool pool_{2};
   std::unique_ptr<Arena> arena_;

@@ -64,8 +64,8 @@ class TokenKeepingOps : public cpu::CpuOps {
                 const RowCopies& copies) const override {
     RowCopies known;
     for (size_t i = 0; i < copies.from().size(); ++i) {
-      const int32_t from = copies.from()[i];
-      known.Add(from < -1 ? Resolve(on_device_, TokenRef::At(-2 - from)) : from, copies.to()[i]);
+      const int32_t row = copies.from()[i];
+      known.Add(row < -1 ? Resolve(on_device_, TokenRef::At(-2 - row)) : row, copies.to()[i]);
     }
     CpuOps::CopyRows(context, from, to, known);
   }
@@ -260,13 +260,20 @@ class TokenKeepingOps : public cpu::CpuOps {
         : ops_(ops), inner_(std::move(inner)) {}
 
     void Assign(const BlockDraws& draws) override {
-      requests_ = draws.requests;
+      requests_.assign(draws.requests.begin(), draws.requests.end());
+      for (size_t i = 0; i < draws.moved_places.size(); ++i) {
+        const int32_t place = draws.moved_places[i];
+        if (place < 0) continue;
+        requests_[i].draw.position -= ops_.on_device_.at(static_cast<size_t>(place));
+      }
       before_.assign(draws.before.begin(), draws.before.end());
       for (TokenBefore& before : before_) {
         if (before.draw < 0) before.token = Resolve(ops_.on_device_, before.token);
       }
       BlockDraws known = draws;
       known.before = before_;
+      known.requests = requests_;
+      known.moved_places = {};
       inner_->Assign(known);
     }
     int64_t num_rows() const override { return inner_->num_rows(); }
@@ -293,7 +300,7 @@ class TokenKeepingOps : public cpu::CpuOps {
    private:
     const TokenKeepingOps& ops_;
     std::unique_ptr<BlockSampler> inner_;
-    std::span<const DrawRequest> requests_;
+    std::vector<DrawRequest> requests_;
     std::vector<TokenBefore> before_;
   };
 

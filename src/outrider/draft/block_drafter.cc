@@ -18,7 +18,7 @@ BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cach
       entry_rows_(*model_, cache.config().groups),
       block_rows_(*model_, cache.config().groups),
       no_rows_(model_->device().ops.MakeStepInputs()),
-      previous_(*model_),
+      previous_(*model_, model_->input_width()),
       hidden_(*model_) {
   OUTRIDER_CHECK(options.k >= 1 && options.k <= model_->block_size());
 }
@@ -32,6 +32,13 @@ int32_t BlockDrafter::PlaceInCache(std::span<const std::vector<int32_t>> block_t
   return tokens;
 }
 
+bool BlockDrafter::CanLaunch(std::span<const DraftRequest> requests) const {
+  return std::ranges::all_of(requests, [&](const DraftRequest& r) {
+    const int32_t end = r.frontier + 1 + model_->block_size();
+    return r.num_drafts == 0 || (r.draft_probs == nullptr && PlaceInCache(r.block_tables) >= end);
+  });
+}
+
 void BlockDrafter::LayOutEntries(std::span<const DraftRequest> requests, bool all_rows) {
   entry_windows_.clear();
   for (const DraftRequest& r : requests) {
@@ -41,15 +48,6 @@ void BlockDrafter::LayOutEntries(std::span<const DraftRequest> requests, bool al
   }
   // The tokens of the target's rows are not read.
   entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
-}
-
-bool BlockDrafter::CanLaunchBlocks(std::span<const DraftRequest> requests) const {
-  // The host would wait for confidences.
-  if (cut_.cuts()) return false;
-  return std::ranges::all_of(requests, [&](const DraftRequest& r) {
-    const int32_t end = r.frontier + 1 + model_->block_size();
-    return r.num_drafts == 0 || (r.sampling == nullptr && PlaceInCache(r.block_tables) >= end);
-  });
 }
 
 TokenRef BlockDrafter::LastToken(const DraftRequest& r) const {
@@ -81,8 +79,8 @@ void BlockDrafter::LayOutBlocks(std::span<const DraftRequest> requests, bool mov
   });
 }
 
-Tensor BlockDrafter::ReadEntries(std::span<const DraftRequest> requests, Tensor target) {
-  const Tensor main = model_->ReadTarget(target);
+Tensor BlockDrafter::RowsOfEntries(std::span<const DraftRequest> requests, Tensor target) {
+  const Tensor read = model_->ReadTarget(target);
   copies_.clear();
   bool in_place = true;
   for (size_t w = 0; w < entry_windows_.size(); ++w) {
@@ -95,49 +93,26 @@ Tensor BlockDrafter::ReadEntries(std::span<const DraftRequest> requests, Tensor 
     }
   }
   // All rows of a step are laid out as the step is.
-  if (in_place && entry_rows_.num_rows() <= main.rows) return main.Rows(0, entry_rows_.num_rows());
+  if (in_place && entry_rows_.num_rows() <= read.rows) return read.Rows(0, entry_rows_.num_rows());
   const Tensor previous = previous_.Rows(entry_rows_.num_rows());
-  model_->CopyRows(main, previous, copies_);
+  model_->CopyRows(read, previous, copies_);
   return previous;
 }
 
 std::optional<Ticket> BlockDrafter::Launch(std::span<const DraftRequest> requests, int32_t depth,
                                            Tensor target) {
   OUTRIDER_CHECK(depth >= 0 && depth <= options_.k && last_launched_ == last_waited_);
+  if (!CanLaunch(requests)) return std::nullopt;
   LayOutEntries(requests, /*all_rows=*/true);
-  const Tensor previous = ReadEntries(requests, target);
-  model_->Forward({0, entry_rows_.inputs(), *no_rows_, previous, {}}, cache_);
-  launched_slots_.clear();
-  if (CanLaunchBlocks(requests)) {
-    LayOutBlocks(requests, /*moves=*/true);
-    for (const DraftRequest& r : requests) launched_slots_.push_back(r.slot);
-    launched_drafts_.assign(requests.size() * static_cast<size_t>(options_.k), TokenRef());
-    RunBlocks(requests, {launched_drafts_.data(), std::ssize(requests), options_.k});
-  }
+  LayOutBlocks(requests, /*moves=*/true);
+  Run(requests, target);
   return ++last_launched_;
 }
 
 void BlockDrafter::Wait(Ticket ticket, std::span<const DraftRequest> requests,
                         MatrixView<TokenRef> drafts) {
   OUTRIDER_CHECK(ticket == ++last_waited_ && ticket == last_launched_);
-  if (launched_slots_.empty()) {
-    LayOutBlocks(requests, /*moves=*/false);
-    return RunBlocks(requests, drafts);
-  }
-  size_t at = 0;
-  for (size_t i = 0; i < requests.size(); ++i, ++at) {
-    while (launched_slots_.at(at) != requests[i].slot) ++at;
-    const auto row = launched_drafts_.begin() + static_cast<ptrdiff_t>(at) * options_.k;
-    OUTRIDER_CHECK(std::find(row, row + requests[i].num_drafts, TokenRef()) ==
-                   row + requests[i].num_drafts);
-    std::copy_n(row, requests[i].num_drafts, drafts.row(static_cast<int64_t>(i)));
-  }
-}
-
-void BlockDrafter::RunBlocks(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts) {
-  if (blocks_.empty()) return;
-  const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
-  DrawBlocks(requests, {0, *no_rows_, block_rows_.inputs(), {}, hidden}, drafts);
+  Take(requests, drafts);
 }
 
 void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
@@ -146,44 +121,38 @@ void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth
   if (requests.empty()) return;
   LayOutEntries(requests, options_.form == DraftForm::kPadded);
   LayOutBlocks(requests, /*moves=*/false);
-  const Tensor previous = ReadEntries(requests, target);
-  const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
-  const ModulePass pass = {0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden};
-  if (blocks_.empty()) return model_->Forward(pass, cache_);
-  DrawBlocks(requests, pass, drafts);
+  Run(requests, target);
+  Take(requests, drafts);
 }
 
-void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
-                              MatrixView<TokenRef> drafts) {
+void BlockDrafter::Run(std::span<const DraftRequest> requests, Tensor target) {
   const auto k = static_cast<size_t>(options_.k);
-  confidences_.assign(blocks_.size() * k, 0);
+  slots_.clear();
+  for (const DraftRequest& r : requests) slots_.push_back(r.slot);
+  drafted_.assign(requests.size() * k, TokenRef());
+  confidences_.assign(requests.size() * k, 0);
+  drawn_.clear();
+  const Tensor previous = RowsOfEntries(requests, target);
+  const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
+  const ModulePass all = {0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden};
+  if (blocks_.empty()) return model_->Forward(all, cache_);
+  const bool of_prompts = std::ranges::any_of(
+      requests, [](const DraftRequest& r) { return r.first_position < r.prompt_length; });
+  if (of_prompts) model_->Forward({0, entry_rows_.inputs(), *no_rows_, previous, {}}, cache_);
+  const ModulePass blocks = {0, *no_rows_, block_rows_.inputs(), {}, hidden};
   const size_t tile =
       std::max<size_t>(1, static_cast<size_t>(LogitsTileRows(model_->vocab_size())) / k);
   for (size_t first = 0; first < blocks_.size(); first += tile) {
+    ReadConfidences();
     LayOutDraws(requests, first, std::min(tile, blocks_.size() - first));
     tokens_.resize(rows_.size());
-    const BlockDraws draws = {rows_, before_, draws_, steps_};
+    const BlockDraws draws = {rows_, before_, draws_, steps_, moved_places_};
     if (first == 0) {
-      model_->ForwardAndDraw(pass, cache_, draws, tokens_);
+      model_->ForwardAndDraw(of_prompts ? blocks : all, cache_, draws, tokens_);
     } else {
-      model_->DrawBlocks(pass.hidden, draws, tokens_);
+      model_->DrawBlocks(hidden, draws, tokens_);
     }
-    chances_.assign(rows_.size(), 0);
-    if (cut_.cuts()) model_->ReadConfidences(chances_);
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      const auto [block, step] = drawn_[i];
-      drafts.row(static_cast<int64_t>(blocks_[block]))[step] = tokens_[i];
-      confidences_[block * k + static_cast<size_t>(step)] = chances_[i];
-    }
-  }
-  num_drafts_.clear();
-  for (const size_t i : blocks_) num_drafts_.push_back(requests[i].num_drafts);
-  cut_.Shorten({confidences_.data(), static_cast<int64_t>(blocks_.size()), options_.k},
-               num_drafts_);
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const size_t i = blocks_[b];
-    if (num_drafts_[b] == requests[i].num_drafts) continue;
-    drafts.row(static_cast<int64_t>(i))[num_drafts_[b]] = TokenRef();
+    for (size_t i = 0; i < tokens_.size(); ++i) drafted_[drawn_[i]] = tokens_[i];
   }
 }
 
@@ -192,6 +161,7 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
   before_.clear();
   draws_.clear();
   steps_.clear();
+  moved_places_.clear();
   drawn_.clear();
   last_draws_.assign(count, -1);
   for (int32_t d = 0; d < options_.k; ++d) {
@@ -204,10 +174,45 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
       last = static_cast<int32_t>(rows_.size());
       rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
       draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));
-      drawn_.emplace_back(b, d);
+      if (moves_) moved_places_.push_back(SlotPlaces(r.slot, options_.k).rejected());
+      drawn_.push_back(blocks_[b] * static_cast<size_t>(options_.k) + static_cast<size_t>(d));
     }
     if (std::cmp_equal(rows_.size(), begin)) return;
     steps_.push_back(static_cast<int32_t>(rows_.size()) - begin);
+  }
+}
+
+void BlockDrafter::ReadConfidences() {
+  if (!cut_.cuts() || drawn_.empty()) return;
+  chances_.resize(drawn_.size());
+  model_->ReadConfidences(chances_);
+  for (size_t i = 0; i < chances_.size(); ++i) confidences_[drawn_[i]] = chances_[i];
+}
+
+void BlockDrafter::Take(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts) {
+  ReadConfidences();
+  const auto k = static_cast<ptrdiff_t>(options_.k);
+  wanted_.clear();
+  num_drafts_.clear();
+  wanted_confidences_.clear();
+  ptrdiff_t at = 0;
+  for (size_t i = 0; i < requests.size(); ++i, ++at) {
+    const int32_t count = requests[i].num_drafts;
+    while (slots_.at(static_cast<size_t>(at)) != requests[i].slot) ++at;
+    if (count == 0) continue;
+    const auto drafted = drafted_.begin() + at * k;
+    OUTRIDER_CHECK(std::find(drafted, drafted + count, TokenRef()) == drafted + count);
+    std::copy_n(drafted, count, drafts.row(static_cast<int64_t>(i)));
+    wanted_.push_back(i);
+    num_drafts_.push_back(count);
+    wanted_confidences_.insert(wanted_confidences_.end(), confidences_.begin() + at * k,
+                               confidences_.begin() + (at + 1) * k);
+  }
+  cut_.Shorten({wanted_confidences_.data(), std::ssize(wanted_), options_.k}, num_drafts_);
+  for (size_t w = 0; w < wanted_.size(); ++w) {
+    const size_t i = wanted_[w];
+    if (num_drafts_[w] == requests[i].num_drafts) continue;
+    drafts.row(static_cast<int64_t>(i))[num_drafts_[w]] = TokenRef();
   }
 }
 

@@ -5,20 +5,19 @@
 // The rows of a block write entries behind the frontier. The next pass writes these again, from the
 // target's rows, before they are read.
 //
-// What a row's entries are does not depend on which drafts were right. So where the host reads a
-// step's tokens later, Launch writes those of all rows of the step. Those of rejected drafts lie
-// behind the frontier, too: the block or the next pass writes there before anyone reads. Blocks
-// follow at once where all drafts are the likeliest tokens: the device moves them behind the last
-// right token. Else their draws depend on positions, which the host has to know.
+// Where the host reads a step's tokens later, Launch drafts before it has. What a row's entries are
+// does not depend on which drafts were right, so those of all rows of the step are written. Those
+// of rejected drafts lie behind the frontier, too: the block or the next pass writes there before
+// anyone reads. The device moves the blocks, and the positions of their draws, behind the last
+// right token. Launch leaves to Propose what the device cannot know: draws whose distributions the
+// host wants, and where a block ends that has no place in the cache.
 //
-// On a GPU the draft of a step without prompt rows is two graphs then, the entries and the blocks
-// with their draws, as the target's tokens are not awaited in between. Without Launch it is one.
-// What the entries are made of (ReadTarget) is launched before, operation by operation.
+// On a GPU the draft of a step without prompt rows is one graph: taps, entries, blocks and draws.
+// Entries of prompt rows are launched operation by operation, before the graph of blocks and draws.
 #pragma once
 
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "outrider/draft/draft_cut.h"
@@ -60,24 +59,25 @@ class BlockDrafter : public Drafter {
  private:
   /// How many tokens of a request its pages have room for, in the group with the least room.
   int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
+  /// Whether blocks can run before the host knows where they begin.
+  bool CanLaunch(std::span<const DraftRequest> requests) const;
   /// Lays out the target's rows: those that are right, or all of a step.
   void LayOutEntries(std::span<const DraftRequest> requests, bool all_rows);
-  /// Whether blocks can run before the host knows where they begin.
-  bool CanLaunchBlocks(std::span<const DraftRequest> requests) const;
   /// Lays out the blocks behind the frontiers. moves: of requests of Launch.
   void LayOutBlocks(std::span<const DraftRequest> requests, bool moves);
   /// The last known token, before a block.
   TokenRef LastToken(const DraftRequest& request) const;
-  /// What the entries that were laid out are made of.
-  Tensor ReadEntries(std::span<const DraftRequest> requests, Tensor target);
-  /// Runs the blocks that were laid out, whose entries are there.
-  void RunBlocks(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts);
-  /// Runs the pass, then draws drafts a tile of requests at a time.
-  void DrawBlocks(std::span<const DraftRequest> requests, const ModulePass& pass,
-                  MatrixView<TokenRef> drafts);
-  /// Lays out the draws of requests [first, first + count) of blocks_: all first drafts, then all
-  /// second ones, and so on.
+  /// Rows of the target for the entries that were laid out.
+  Tensor RowsOfEntries(std::span<const DraftRequest> requests, Tensor target);
+  /// Runs what was laid out, and draws drafts a tile of blocks at a time.
+  void Run(std::span<const DraftRequest> requests, Tensor target);
+  /// Lays out the draws of blocks [first, first + count): all first drafts, then all second ones,
+  /// and so on.
   void LayOutDraws(std::span<const DraftRequest> requests, size_t first, size_t count);
+  /// Those of the draws that were laid out last, if drafts may be cut by them.
+  void ReadConfidences();
+  /// Hands out what Run has drawn for these requests, or some of them in their order.
+  void Take(std::span<const DraftRequest> requests, MatrixView<TokenRef> drafts);
 
   std::unique_ptr<BlockDraftModel> model_;
   KvCache& cache_;
@@ -92,23 +92,28 @@ class BlockDrafter : public Drafter {
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> block_windows_;
   std::vector<size_t> blocks_;  // requests that want drafts
+  bool moves_ = false;          // see LayOutBlocks
   // The draws of a tile, as BlockDraws has them.
   std::vector<int32_t> rows_;
   std::vector<TokenBefore> before_;
   std::vector<DrawRequest> draws_;
   std::vector<int32_t> steps_;
-  std::vector<std::pair<size_t, int32_t>> drawn_;  // by draw: index in blocks_, step
-  std::vector<int32_t> last_draws_;                // by request of the tile
-  std::vector<TokenRef> tokens_;                   // by draw
-  std::vector<float> chances_;                     // by draw
-  std::vector<float> confidences_;                 // [blocks, k]
-  std::vector<int32_t> num_drafts_;                // [blocks]
-  bool moves_ = false;                             // see LayOutBlocks
-  // Calls of Launch: Wait follows the last one, or has followed it.
+  std::vector<int32_t> moved_places_;
+  std::vector<size_t> drawn_;        // by draw: its place in drafted_
+  std::vector<int32_t> last_draws_;  // by block of the tile
+  std::vector<TokenRef> tokens_;     // by draw
+  std::vector<float> chances_;       // by draw
+  // What Run has drawn.
+  std::vector<int32_t> slots_;      // of its requests
+  std::vector<TokenRef> drafted_;   // [requests, k]
+  std::vector<float> confidences_;  // [requests, k], if drafts may be cut by them
+  // Of the requests of Take that want drafts.
+  std::vector<size_t> wanted_;             // their indices
+  std::vector<int32_t> num_drafts_;        // [wanted]
+  std::vector<float> wanted_confidences_;  // [wanted, k]
+  // Calls of Launch that have begun: Wait follows the last one, or has followed it.
   Ticket last_launched_ = 0;
   Ticket last_waited_ = 0;
-  std::vector<int32_t> launched_slots_;    // of its requests, if it has launched blocks
-  std::vector<TokenRef> launched_drafts_;  // [launched requests, k]
 };
 
 }  // namespace outrider

@@ -148,16 +148,17 @@ void WarmUp(DraftModel& draft, int64_t target_width, int32_t rows, const Schedul
   outputs->Assign(decodes.layout(), output_plan, RowCount::kExact);
   const int64_t taps = std::max<int64_t>(std::ssize(draft.taps()), 1);
   draft.ReadTarget(ops.MakeRows(entries->num_rows(), taps * target_width)->rows());
-  const auto hidden =
-      ops.MakeRows(int64_t{entries->num_rows()} + outputs->num_rows(), draft.width());
-  draft.Forward({0, *entries, *outputs, hidden->rows(), hidden->rows()}, cache);
+  const int64_t all_rows = int64_t{entries->num_rows()} + outputs->num_rows();
+  const auto previous = ops.MakeRows(all_rows, draft.input_width());
+  const auto hidden = ops.MakeRows(all_rows, draft.width());
+  draft.Forward({0, *entries, *outputs, previous->rows(), hidden->rows()}, cache);
   if (draft.attention().paths().ByRole()) {
     // A prompt's last row is an output: keys and values of the whole prompt are made for it.
     const PassRows ends = LargestPromptEnds(cache, scheduler);
     const auto none = ops.MakeStepInputs();
     output_plan.Assign(ends.layout());
     outputs->Assign(ends.layout(), output_plan, RowCount::kExact);
-    draft.Forward({0, *none, *outputs, hidden->rows(), hidden->rows()}, cache);
+    draft.Forward({0, *none, *outputs, previous->rows(), hidden->rows()}, cache);
   }
   draft.FitWorkSpace();
 }

@@ -7,10 +7,11 @@
 //               MTP modules              EAGLE-3                     DSpark
 //   taps        none: the target's       the outputs of three        the outputs of three
 //               output                   layers                      layers
-//   ReadTarget  the rows as they are     fc of the taps              main_proj of the taps
+//   ReadTarget  the rows as they are     fc of the taps              the taps as they are
 //   modules     one layer each           1: one layer                1: its stages
-//   Forward     hands on its output      hands on its output, before the rows of a block, which
-//               (normed in DeepSeek-V3)  the last norm or behind it  see each other, from masks
+//   Forward     hands on its output      hands on its output, before main_proj of the taps, then
+//               (normed in DeepSeek-V3)  the last norm or behind it  the rows of a block, which
+//                                                                    see each other, from masks
 //   Draw        the target's head or     a head of its own, whose    the target's head and a bias
 //               one of its own           tokens a map turns into     by the token before; gives
 //                                        the target's                confidences (BlockDraftModel)
@@ -56,8 +57,11 @@ class DraftModel {
   /// Network::Forward gives.
   virtual std::span<const int32_t> taps() const { return {}; }
 
-  /// Numbers of a row that its modules read and write.
+  /// Numbers of a row that its modules write, and read of each other.
   virtual int32_t width() const = 0;
+
+  /// Numbers of a row that module 0 reads, as ReadTarget gives them.
+  virtual int32_t input_width() const { return width(); }
 
   /// Tokens of the target.
   virtual int32_t vocab_size() const = 0;
@@ -67,8 +71,8 @@ class DraftModel {
   /// Its first layer in the KvCache; the others follow. All are in one cache group.
   virtual int32_t first_cache_layer() const = 0;
 
-  /// What module 0 reads of the rows of a step, [rows, width], until the next call or in the memory
-  /// of `target`. target [rows, the target's width]: its output, or with taps
+  /// What module 0 reads of the rows of a step, [rows, input_width], until the next call or in the
+  /// memory of `target`. target [rows, the target's width]: its output, or with taps
   /// [rows, taps * the target's width], side by side. Row-invariant, as all operations.
   virtual Tensor ReadTarget(Tensor target) = 0;
 

@@ -42,15 +42,17 @@ DSparkDraftModel::DSparkDraftModel(DeepSeekV4Network& network)
   for (const DeepSeekV4LayerWeights& w : weights_.stages) layers_.Add(network.config(), index++, w);
 }
 
-Tensor DSparkDraftModel::ReadTarget(Tensor target) {
+void DSparkDraftModel::Project(Tensor taps, Tensor main) {
   const Stopwatch watch(busy_seconds_);
   const Context context = MakeOwnContext();
   const Scratch::Frame frame(context.arena);
+  RunProject(context, taps, main);
+}
+
+void DSparkDraftModel::RunProject(const Context& context, Tensor taps, Tensor main) {
   const Ops& ops = context.ops;
-  const Tensor main = GrownRows(ops, main_, ops.activation_type(), target.rows, width());
-  ops.Multiply(context, std::array{Product{.x = target, .w = &weights_.projection, .y = main}});
+  ops.Multiply(context, std::array{Product{.x = taps, .w = &weights_.projection, .y = main}});
   ops.Norm(context, main, weights_.norm, layers_.streams().norm_eps, main);
-  return main;
 }
 
 void DSparkDraftModel::AddTo(RunKey& key, const ModulePass& pass, KvCache& cache) const {
@@ -70,9 +72,12 @@ void DSparkDraftModel::RunForward(const Context& context, const ModulePass& pass
   const int64_t num_entries = pass.entries.num_rows();
   const int64_t num_outputs = pass.outputs.num_rows();
   if (num_entries > 0) {
+    const Scratch::Frame of_entries(context.arena);
+    const Tensor main = context.Activations(num_entries, width());
+    RunProject(context, pass.previous.Rows(0, num_entries), main);
     const auto step = layers_.MakeStep(context, pass.entries, cache);
     for (size_t s = 0; s < weights_.stages.size(); ++s) {
-      layers_.WriteEntriesOf(context, s, step, pass.previous.Rows(0, num_entries));
+      layers_.WriteEntriesOf(context, s, step, main);
     }
   }
   if (num_outputs == 0) return;

@@ -19,6 +19,7 @@ class DSparkDraftModel : public BlockDraftModel {
 
   std::span<const int32_t> taps() const override { return spec_.taps; }
   int32_t width() const override { return network_.hidden_size(); }
+  int32_t input_width() const override { return static_cast<int32_t>(taps().size()) * width(); }
   int32_t vocab_size() const override { return network_.vocab_size(); }
   int32_t num_modules() const override { return 1; }
   int32_t first_cache_layer() const override {
@@ -27,7 +28,7 @@ class DSparkDraftModel : public BlockDraftModel {
   int32_t block_size() const override { return static_cast<int32_t>(spec_.block_size); }
   int32_t noise_token() const override { return spec_.noise_token; }
 
-  Tensor ReadTarget(Tensor target) override;
+  Tensor ReadTarget(Tensor target) override { return target; }
   void Forward(const ModulePass& pass, KvCache& cache) override;
   void DrawBlocks(Tensor hidden, const BlockDraws& draws, std::span<TokenRef> tokens) override;
   void ForwardAndDraw(const ModulePass& pass, KvCache& cache, const BlockDraws& draws,
@@ -35,6 +36,9 @@ class DSparkDraftModel : public BlockDraftModel {
   void ReadConfidences(std::span<float> chances) override;
   double busy_seconds() const override { return busy_seconds_; }
   ReplayCounts replay_counts() const override { return replayer_->counts(); }
+
+  /// main [rows, width] = what the stages read of the target, taps [rows, input_width].
+  void Project(Tensor taps, Tensor main);
 
   /// logits [rows.size(), vocab_size()] = the head's of hidden.row(rows[i]), without a bias.
   void BaseLogits(Tensor hidden, std::span<const int32_t> rows, Tensor logits);
@@ -51,6 +55,7 @@ class DSparkDraftModel : public BlockDraftModel {
   Context MakeOwnContext() { return MakeContext(network_.operand_dtype()); }
   /// x [rows, hidden], all of them in order.
   void HeadOf(const Context& context, Tensor x, Tensor logits);
+  void RunProject(const Context& context, Tensor taps, Tensor main);
   void RunForward(const Context& context, const ModulePass& pass, KvCache& cache);
   void RunDraws(const Context& context, Tensor hidden, const DrawMemory& memory);
   /// Notes where the draws' confidences are.
@@ -64,7 +69,6 @@ class DSparkDraftModel : public BlockDraftModel {
   std::unique_ptr<Replayer> replayer_;
   std::unique_ptr<BlockSampler> sampler_;
   // Kept between calls; they grow.
-  std::unique_ptr<RowMemory> main_;  // [rows, hidden], of ReadTarget
   std::unique_ptr<RowMemory> pairs_;
   std::unique_ptr<RowMemory> logits_;
   std::unique_ptr<RowMemory> chances_;

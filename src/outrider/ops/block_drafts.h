@@ -26,6 +26,9 @@ struct BlockDraws {
   std::span<const TokenBefore> before;
   std::span<const DrawRequest> requests;
   std::span<const int32_t> steps;  // draws of each, at least 1
+  /// Of a device that keeps numbers (tokens_on_device.h), by draw: the place of the one to subtract
+  /// from the draw's position; negative: none. Empty: none at all.
+  std::span<const int32_t> moved_places = {};
 };
 
 /// Runs the draws of one drafter. Operations take rows of draws. A device may add rows behind a

@@ -18,6 +18,18 @@ TEST_F(BlockSamplerTest, TokensStayOnTheDevice) {
   for (int round = 0; round < 20; ++round) draws.Check(/*distributions=*/false);
 }
 
+// A block that was launched before the host knew where it begins.
+TEST_F(BlockSamplerTest, PositionsMoveBackByNumbersOnTheDevice) {
+  const CudaOps gpu;
+  block_draft_test::BlockDraftMachine draws(gpu, /*on_device=*/true, [&](int32_t place, int32_t n) {
+    ASSERT_EQ(cudaMemcpyAsync(gpu.results().tokens() + place, &n, sizeof(n), cudaMemcpyHostToDevice,
+                              gpu.stream()),
+              cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(gpu.stream()), cudaSuccess);
+  });
+  for (int round = 0; round < 20; ++round) draws.Check(/*distributions=*/false);
+}
+
 TEST_F(BlockSamplerTest, TheHostDrawsWhereDistributionsAreWanted) {
   const CudaOps gpu;
   block_draft_test::BlockDraftMachine draws(gpu, /*on_device=*/true);

@@ -37,7 +37,7 @@ void CpuBlockSampler::Assign(const BlockDraws& draws) {
   }
   OUTRIDER_CHECK(std::cmp_equal(next.first, draws.rows.size()) &&
                  draws.before.size() == draws.rows.size() &&
-                 draws.requests.size() == draws.rows.size());
+                 draws.requests.size() == draws.rows.size() && draws.moved_places.empty());
 }
 
 void CpuBlockSampler::ReadRows(const Context& /*context*/, Tensor hidden, Tensor x) const {

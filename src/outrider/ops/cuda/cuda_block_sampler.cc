@@ -18,9 +18,11 @@ void CudaBlockSampler::Assign(const BlockDraws& draws) {
   const size_t count = draws.rows.size();
   OUTRIDER_CHECK(count > 0 && draws.before.size() == count && draws.requests.size() == count);
   OUTRIDER_CHECK(std::cmp_equal(FirstDraw(draws.steps.size()), count));
+  OUTRIDER_CHECK(draws.moved_places.empty() || draws.moved_places.size() == count);
   room_ = RoundedRows(*std::ranges::max_element(draws.steps));
   host_draws_ = std::ranges::any_of(
       draws.requests, [](const DrawRequest& request) { return !request.draw.probs.empty(); });
+  OUTRIDER_CHECK(!host_draws_ || draws.moved_places.empty());
   host_tokens_.assign(host_draws_ ? count : 0, 0);
   Stage();
 }
@@ -36,6 +38,7 @@ void CudaBlockSampler::Stage() {
   before_.assign(all, 0);
   places_.assign(all, 0);
   positions_.assign(all, 0);
+  moved_places_.assign(all, -1);
   sampling_.assign(all, {});
   int32_t draw = 0;
   for (size_t step = 0; step < draws_.steps.size(); ++step) {
@@ -55,6 +58,10 @@ void CudaBlockSampler::Stage() {
                          : TokenRef::At(draws_.requests[static_cast<size_t>(before.draw)].place);
       places_[row] = request.place;
       positions_[row] = static_cast<int32_t>(request.draw.position);
+      if (!draws_.moved_places.empty()) {
+        moved_places_[row] = draws_.moved_places[i];
+        OUTRIDER_CHECK(std::cmp_less(moved_places_[row], ops_.results().num_tokens()));
+      }
       sampling_[row].temperature = 0;
       if (request.sampling != nullptr) {
         sampling_[row] = SamplingOf(*request.sampling, request.draw.seed);
@@ -68,6 +75,7 @@ void CudaBlockSampler::Stage() {
   before_at_ = arrays_.Add(before_);
   places_at_ = arrays_.Add(places_);
   positions_at_ = arrays_.Add(positions_);
+  moved_places_at_ = arrays_.Add(moved_places_);
   sampling_at_ = arrays_.Add(sampling_);
   counts_at_ = arrays_.Add(draws_.steps, draws_.steps.size());
   numbers_at_ = arrays_.Add(numbers_);
@@ -139,6 +147,7 @@ void CudaBlockSampler::Draw(const Context& context, size_t step, Tensor logits) 
   // A request of its own for every row, without drafts.
   params.token_ids = params.logit_rows = arrays_.At<int32_t>(zeros_at_);
   params.logit_positions = arrays_.At<int32_t>(positions_at_) + first;
+  params.moved_places = arrays_.At<int32_t>(moved_places_at_) + first;
   params.logit_requests = params.logit_start_loc = arrays_.At<int32_t>(numbers_at_);
   params.sampling = arrays_.At<RequestSampling>(sampling_at_) + first;
   DrawResults results;

@@ -55,6 +55,7 @@ class CudaBlockSampler : public BlockSampler {
   size_t before_at_ = 0;
   size_t places_at_ = 0;
   size_t positions_at_ = 0;
+  size_t moved_places_at_ = 0;
   size_t sampling_at_ = 0;
   size_t counts_at_ = 0;               // [steps]
   size_t numbers_at_ = 0;              // [room + 1]: 0, 1, 2 ..
@@ -66,6 +67,7 @@ class CudaBlockSampler : public BlockSampler {
   std::vector<TokenRef> before_;
   std::vector<int32_t> places_;
   std::vector<int32_t> positions_;
+  std::vector<int32_t> moved_places_;
   std::vector<RequestSampling> sampling_;
   std::vector<int32_t> numbers_;
   std::vector<float> host_logits_;

@@ -195,6 +195,9 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   drawn.request = params.logit_requests[drawn.row];
   drawn.index = drawn.row - params.logit_start_loc[drawn.request];
   drawn.position = params.logit_positions[drawn.row];
+  if (params.moved_places != nullptr && params.moved_places[drawn.row] >= 0) {
+    drawn.position -= results.tokens[params.moved_places[drawn.row]];
+  }
   drawn.first_token = params.first_token;
   drawn.logits = params.logits + drawn.row * params.logits_stride;
   const int first_mask = params.masks != nullptr ? params.first_mask[drawn.request] : -1;

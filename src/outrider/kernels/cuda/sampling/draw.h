@@ -58,8 +58,11 @@ struct DrawParams {
   // Rows of logits of a request follow each other; the first predicts the token behind what it has,
   // row j + 1 the one behind draft j: token_ids[logit_rows[its first row] + 1 + j].
   const int32_t* token_ids = nullptr;
-  const int32_t* logit_rows = nullptr;        // [max_rows]
-  const int32_t* logit_positions = nullptr;   // [max_rows]: of the token that it predicts
+  const int32_t* logit_rows = nullptr;       // [max_rows]
+  const int32_t* logit_positions = nullptr;  // [max_rows]: of the token that it predicts
+  // Optional [max_rows]: where in DrawResults::tokens a number is that is subtracted from the row's
+  // position; negative: nowhere.
+  const int32_t* moved_places = nullptr;
   const int32_t* logit_requests = nullptr;    // [max_rows]: its request
   const int32_t* logit_start_loc = nullptr;   // [requests + 1]: its first row
   const RequestSampling* sampling = nullptr;  // [requests]
