@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A second implementation of EAGLE-3 drafters with latent attention, and the golden files made with it.
+"""A second implementation of EAGLE-3 drafters, and the golden files made with it.
 
 Run by hand (needs torch and safetensors from PyPI, see tests/golden/README.md):
 
-  python tools/eagle3_reference.py golden          # writes tests/golden/tiny-eagle3 and tiny-eagle3.1
+  python tools/eagle3_reference.py golden          # writes tests/golden/tiny-eagle3, tiny-eagle3.1 and tiny-eagle3-llama
 
 Everything is evaluated in float64 from the checkpoints' files, over whole sequences and without a cache. The target's
 streams come from check_golden.py. A row at position p reads the target's streams at p and the token after p; the rows
@@ -46,6 +46,13 @@ DRAFTERS = {
         qk_rope_head_dim=8, v_head_dim=16, rope_theta=50000.0, rope_scaling=dict(rope_type="default"),
         target_hidden_size=64, eagle_aux_hidden_state_layer_ids=[1, 2], fc_norm=True, norm_output=True,
         norm_before_residual=True)),
+    # Llama's attention, with angles that llama3 stretches: heads that share keys, and are no part of the hidden size.
+    "tiny-eagle3-llama": dict(target="tiny-v3-options", seed=13, layer="midlayer.", config=COMMON | dict(
+        architectures=["LlamaForCausalLMEagle3"], model_type="llama", hidden_size=64, intermediate_size=40,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=24, draft_vocab_size=120, rope_theta=20000.0,
+        rope_scaling=dict(rope_type="llama3", factor=4.0, original_max_position_embeddings=32, low_freq_factor=1.0,
+                          high_freq_factor=4.0),
+        eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2], use_aux_hidden_state=True))),
 }
 
 
@@ -70,12 +77,34 @@ class Drafter(Network):
     """An EAGLE-3 drafter: its config, its tensors by name, and the target that it reads."""
 
     def __init__(self, config, tensors, target):
-        super().__init__(config, tensors)
+        self.grouped = config["model_type"] == "llama"
+        # Without latent attention all of a head is rotated, in halves.
+        width = dict(qk_nope_head_dim=0, qk_rope_head_dim=config.get("head_dim"), rope_interleave=False)
+        super().__init__(config | width if self.grouped else config, tensors)
+        if (config.get("rope_scaling") or {}).get("rope_type") == "llama3":
+            self.stretch(config["rope_scaling"])
         self.target = target
         self.taps = taps(config, target.c["num_hidden_layers"])
         self.name = next(n for n in ("midlayer", "layers.0") if f"{n}.hidden_norm.weight" in tensors)
         size = tensors["lm_head.weight"].shape[0]
         self.tokens = torch.arange(size) + tensors.get("d2t", torch.zeros(size)).long()
+
+    def stretch(self, rope):
+        """Divides slow angles by the factor, keeps fast ones, and goes over from one to the other between."""
+        turns = rope["original_max_position_embeddings"] * self.frequencies / (2 * torch.pi)
+        kept = ((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])).clamp(0, 1)
+        self.frequencies = self.frequencies * (kept + (1 - kept) / rope["factor"])
+
+    def attention(self, x, name):
+        if not self.grouped:
+            return super().attention(x, name)
+        rows, width = len(x), self.c["head_dim"]
+        q, k, v = (self.linear(x, f"{name}.{part}_proj").view(rows, -1, width) for part in "qkv")
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (self.rotate(k), v))
+        scores = torch.einsum("thd,shd->hts", self.rotate(q), k) * self.scale
+        scores = scores + torch.full((rows, rows), -torch.inf).triu(1)
+        out = torch.einsum("hts,shd->thd", scores.softmax(-1), v)
+        return self.linear(out.reshape(rows, -1), name + ".o_proj")
 
     def read(self, streams):
         rows = [streams[i] for i in self.taps]
@@ -106,6 +135,22 @@ class Drafter(Network):
         return drafts, torch.stack(all_logits)
 
 
+def latent_attention(config, attn, matrix, norm):
+    """Draws the matrices and norms of latent attention, which reads rows of two hidden sizes."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    width = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if config["q_lora_rank"] is None:
+        matrix(attn + "q_proj", heads * width, 2 * hidden, 3.0)
+    else:
+        matrix(attn + "q_a_proj", config["q_lora_rank"], 2 * hidden)
+        norm(attn + "q_a_layernorm", config["q_lora_rank"])
+        matrix(attn + "q_b_proj", heads * width, config["q_lora_rank"], 3.0)
+    matrix(attn + "kv_a_proj_with_mqa", config["kv_lora_rank"] + config["qk_rope_head_dim"], 2 * hidden)
+    norm(attn + "kv_a_layernorm", config["kv_lora_rank"])
+    matrix(attn + "kv_b_proj", heads * (config["qk_nope_head_dim"] + config["v_head_dim"]), config["kv_lora_rank"])
+    matrix(attn + "o_proj", hidden, heads * config["v_head_dim"], 2.0)
+
+
 def random_drafter(config, seed, layer, target_hidden):
     """A drafter's tensors by published name, bfloat16, d2t int64: sizes as make_tiny_checkpoints.py has them."""
     generator = torch.Generator().manual_seed(seed)
@@ -125,17 +170,14 @@ def random_drafter(config, seed, layer, target_hidden):
             norm(f"fc_norm.{i}", target_hidden)
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         norm(layer + name, hidden)
-    attn, width = layer + "self_attn.", config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    if config["q_lora_rank"] is None:
-        matrix(attn + "q_proj", heads * width, 2 * hidden, 3.0)
+    attn = layer + "self_attn."
+    if config["model_type"] == "llama":
+        for name, parts, gain in (("q", heads, 3.0), ("k", config["num_key_value_heads"], 1.0),
+                                  ("v", config["num_key_value_heads"], 1.0)):
+            matrix(f"{attn}{name}_proj", parts * config["head_dim"], 2 * hidden, gain)
+        matrix(attn + "o_proj", hidden, heads * config["head_dim"], 2.0)
     else:
-        matrix(attn + "q_a_proj", config["q_lora_rank"], 2 * hidden)
-        norm(attn + "q_a_layernorm", config["q_lora_rank"])
-        matrix(attn + "q_b_proj", heads * width, config["q_lora_rank"], 3.0)
-    matrix(attn + "kv_a_proj_with_mqa", config["kv_lora_rank"] + config["qk_rope_head_dim"], 2 * hidden)
-    norm(attn + "kv_a_layernorm", config["kv_lora_rank"])
-    matrix(attn + "kv_b_proj", heads * (config["qk_nope_head_dim"] + config["v_head_dim"]), config["kv_lora_rank"])
-    matrix(attn + "o_proj", hidden, heads * config["v_head_dim"], 2.0)
+        latent_attention(config, attn, matrix, norm)
     for name, rows, cols in (("gate", config["intermediate_size"], hidden), ("up", config["intermediate_size"], hidden),
                              ("down", hidden, config["intermediate_size"])):
         matrix(f"{layer}mlp.{name}_proj", rows, cols, 1.5)

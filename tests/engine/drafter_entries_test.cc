@@ -40,7 +40,8 @@ struct EntriesCase {
   bool latent = false;
   KvCacheForm form_of_latent = KvCacheForm::kLatent;
   bool version31 = false;
-  bool sparse = false;  // DeepSeek-V3.2
+  bool grouped = false;  // kEagle3: with Llama's attention
+  bool sparse = false;   // DeepSeek-V3.2
 };
 
 void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
@@ -89,7 +90,8 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
                                        : test.sparse ? sparse_model.directory()
                                        : test.latent ? latent_model.directory()
                                                      : step_model.directory();
-  const SmallEagle3 eagle3(model, test.version31);
+  const SmallEagle3 latent_eagle3(model, test.version31);
+  const SmallLlamaEagle3 grouped_eagle3(model);
   EntryCounts counts;
   int64_t preemptions = 0;
   int64_t returned = 0;
@@ -99,7 +101,8 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     TestEngineOptions options;
     if (test.keeps) options.ops = &keeping_ops;
     options.checkpoint = model;
-    options.drafter_checkpoint = eagle3.directory();
+    options.drafter_checkpoint =
+        test.grouped ? grouped_eagle3.directory() : latent_eagle3.directory();
     options.dummy_seed = 3 + seed;
     options.rounded_cache = test.rounded_cache;
     options.cache_form = test.latent ? test.form_of_latent : KvCacheForm::kHeads;
@@ -255,6 +258,24 @@ INSTANTIATE_TEST_SUITE_P(
                     .draft_ranges = {{1, 2, 4}, {3, 4, 1}, {5, 6, 0}},
                     .latent = true,
                     .version31 = true},
+        EntriesCase{.name = "LlamaEagle3Drawn",
+                    .drafter = DrafterKind::kEagle3,
+                    .k = 4,
+                    .latent = true,
+                    .grouped = true},
+        EntriesCase{.name = "LlamaEagle3PaddedFewerDraftsLate",
+                    .drafter = DrafterKind::kEagle3,
+                    .form = DraftForm::kPadded,
+                    .synthetic = true,
+                    .late = true,
+                    .draft_ranges = {{1, 2, 3}, {3, 4, 1}, {5, 6, 0}},
+                    .latent = true,
+                    .grouped = true},
+        EntriesCase{.name = "LlamaEagle3BesideWindows",
+                    .drafter = DrafterKind::kEagle3,
+                    .window = 5,
+                    .synthetic = true,
+                    .grouped = true},
         EntriesCase{.name = "SparseRepeated3",
                     .drafter = DrafterKind::kRepeated,
                     .synthetic = true,

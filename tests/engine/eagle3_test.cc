@@ -109,18 +109,22 @@ TEST(Eagle3, IsExplained) {
   EXPECT_EQ(std::ranges::count(groups, "routers"), 1);
 }
 
-/// Nine tokens of a model with random weights and a drafter of its size.
+/// Nine tokens of a model with random weights and drafters of its size, with attention of each
+/// kind.
 void ExpectRunsWithRandomWeights(const std::filesystem::path& model) {
-  const SmallEagle3 drafter(model, /*version31=*/true);
-  EngineOptions options = Eagle3Options(model, drafter.directory());
-  options.load_format = LoadFormat::kDummy;
-  const LoadedEngine loaded = LoadEngine(options, nullptr);
-  GenerationRequest request;
-  request.prompt_token_ids = {3, 4, 5};
-  request.sampling.max_tokens = 9;
-  request.sampling.ignore_eos = true;
-  const Generated out = RunOne(*loaded.engine, request);
-  EXPECT_EQ(out.tokens.size(), 9U);
+  const SmallEagle3 latent(model, /*version31=*/true);
+  const SmallLlamaEagle3 grouped(model);
+  for (const std::filesystem::path& drafter : {latent.directory(), grouped.directory()}) {
+    EngineOptions options = Eagle3Options(model, drafter);
+    options.load_format = LoadFormat::kDummy;
+    const LoadedEngine loaded = LoadEngine(options, nullptr);
+    GenerationRequest request;
+    request.prompt_token_ids = {3, 4, 5};
+    request.sampling.max_tokens = 9;
+    request.sampling.ignore_eos = true;
+    const Generated out = RunOne(*loaded.engine, request);
+    EXPECT_EQ(out.tokens.size(), 9U);
+  }
 }
 
 TEST(Eagle3, RunsWithRandomWeights) {
@@ -132,11 +136,12 @@ TEST(Eagle3, RunsBesideAnIndexer) {
   ExpectRunsWithRandomWeights(SmallSparseModel(200).directory());
 }
 
-/// A copy of the golden drafter with another config.
+/// A copy of a golden drafter with another config.
 class ChangedDrafter : public ModelDirectory {
  public:
-  explicit ChangedDrafter(const std::function<void(nlohmann::json&)>& change) {
-    const std::filesystem::path from = GoldenDirectory() / "tiny-eagle3";
+  explicit ChangedDrafter(const std::function<void(nlohmann::json&)>& change,
+                          const char* name = "tiny-eagle3") {
+    const std::filesystem::path from = GoldenDirectory() / name;
     std::filesystem::copy(from / "model.safetensors", directory());
     nlohmann::json config = ReadJson(from / "config.json");
     change(config);
@@ -167,8 +172,8 @@ TEST(Eagle3, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal([](auto& c) { c["fc_norm"] = true; }), HasSubstr("fc_norm.0.weight"));
   EXPECT_THAT(refusal([](auto& c) { c["tie_word_embeddings"] = true; }),
               HasSubstr("a drafter has a head of its own"));
-  EXPECT_THAT(refusal([](auto& c) { c["architectures"] = {"LlamaForCausalLMEagle3"}; }),
-              HasSubstr("LlamaForCausalLMEagle3"));
+  EXPECT_THAT(refusal([](auto& c) { c["architectures"] = {"LlamaForCausalLMEagle"}; }),
+              HasSubstr("LlamaForCausalLMEagle"));
   for (const nlohmann::json& ids : {nlohmann::json{2, 4}, {3, 2}, {2, 2}, {0, 2}, {1, 3}}) {
     EXPECT_THAT(
         refusal([&](auto& c) { c["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids; }),
@@ -180,6 +185,76 @@ TEST(Eagle3, RefusesWhatDoesNotFit) {
   EXPECT_THAT(RefusalOf(Eagle3Options(target, target)), HasSubstr("is no EAGLE-3 drafter"));
   EXPECT_THAT(RefusalOf(Eagle3Options(GoldenDirectory() / "tiny-eagle3", target)),
               HasSubstr("is a drafter: give the model that it was trained for"));
+}
+
+TEST(Eagle3, RefusesLlamasAttentionThatDoesNotFit) {
+  const std::filesystem::path target = GoldenDirectory() / "tiny-v3-options";
+  const auto refusal = [&](const std::function<void(nlohmann::json&)>& change) {
+    const ChangedDrafter drafter(change, "tiny-eagle3-llama");
+    return RefusalOf(Eagle3Options(target, drafter.directory()));
+  };
+  EXPECT_THAT(refusal([](auto& c) { c["head_dim"] = 23; }),
+              AllOf(HasSubstr("\"head_dim\" is 23"), HasSubstr("an even number is needed")));
+  EXPECT_THAT(refusal([](auto& c) { c["num_key_value_heads"] = 3; }),
+              HasSubstr("a multiple of \"num_key_value_heads\", 3, is needed"));
+  EXPECT_THAT(refusal([](auto& c) { c["num_attention_heads"] = 0; }),
+              HasSubstr("num_attention_heads"));
+  EXPECT_THAT(refusal([](auto& c) { c.erase("head_dim"); }),
+              HasSubstr("q_proj.weight is [96, 128], not [64, 128]"));
+  EXPECT_THAT(refusal([](auto& c) { c["rope_scaling"]["rope_type"] = "yarn"; }),
+              HasSubstr("\"llama3\" and \"default\" are supported"));
+  EXPECT_THAT(refusal([](auto& c) { c["rope_scaling"]["low_freq_factor"] = 4; }),
+              HasSubstr("it has to be below \"high_freq_factor\", 4"));
+  EXPECT_THAT(refusal([](auto& c) { c["rope_scaling"]["beta_fast"] = 32; }),
+              HasSubstr("it is no key of llama3"));
+  for (const char* key : {"attention_bias", "mlp_bias", "qk_norm", "use_sliding_window"}) {
+    EXPECT_THAT(refusal([&](auto& c) { c[key] = true; }), HasSubstr(key));
+  }
+  EXPECT_THAT(refusal([](auto& c) { c["sliding_window"] = 64; }), HasSubstr("sliding_window"));
+  EXPECT_THAT(refusal([](auto& c) { c["hidden_act"] = "gelu"; }), HasSubstr("hidden_act"));
+  EXPECT_THAT(refusal([](auto& c) { c["model_type"] = "mistral"; }), HasSubstr("mistral"));
+  EngineOptions options = Eagle3Options(target, GoldenDirectory() / "tiny-eagle3-llama");
+  options.attention_backend = AttentionBackend::kUniformPad;
+  EXPECT_THAT(RefusalOf(options),
+              AllOf(HasSubstr("--attention-backend uniform-pad needs latent attention"),
+                    HasSubstr("use ragged")));
+}
+
+TEST(Eagle3, LlamasAttentionIsReadAsPublished) {
+  const auto config_of = [](const std::function<void(nlohmann::json&)>& change) {
+    const ChangedDrafter drafter(change, "tiny-eagle3-llama");
+    return ReadModelConfig(drafter.directory());
+  };
+  // As DeepSeek-V3's drafters are published: without head_dim, rope_theta and rope_scaling.
+  const ModelConfig config = config_of([](nlohmann::json& c) {
+    for (const char* key : {"head_dim", "rope_theta", "rope_scaling"}) c.erase(key);
+  });
+  const LayerSpec& layer = config.layers.front();
+  EXPECT_EQ(
+      layer.attention,
+      AttentionSpec(GqaSpec{.heads = 4, .kv_heads = 2, .head_dim = 16, .softmax_scale = 0.25}));
+  EXPECT_EQ(layer.rotary, (RotarySpec{.dims = 16, .theta = 10000, .interleaved = false}));
+  // Others name the target, or have the architecture by its other name.
+  EXPECT_EQ(config_of([](auto& c) { c["model_type"] = "kimi_k2"; }).family, ModelFamily::kEagle3);
+  EXPECT_EQ(config_of([](auto& c) { c["architectures"] = {"Eagle3LlamaForCausalLM"}; }).family,
+            ModelFamily::kEagle3);
+}
+
+// Its text is the target's, whatever the drafter's attention is.
+TEST(Eagle3, LlamasDraftsChangeNoToken) {
+  const std::filesystem::path target = GoldenDirectory() / "tiny-v3-options";
+  EngineOptions options = Eagle3Options(target, GoldenDirectory() / "tiny-eagle3-llama");
+  GenerationRequest request;
+  for (int32_t t = 0; t < 40; ++t) request.prompt_token_ids.push_back(6 + t * 7 % 200);
+  request.sampling.max_tokens = 50;
+  request.sampling.ignore_eos = true;
+  const LoadedEngine drafted = LoadEngine(options, nullptr);
+  const Generated with = RunOne(*drafted.engine, request);
+  EXPECT_GT(drafted.engine->Counters().speculation.num_draft_tokens, 50);
+  options.speculation = {};
+  options.speculation.num_speculative_tokens = 0;
+  const LoadedEngine plain = LoadEngine(options, nullptr);
+  EXPECT_EQ(with.tokens, RunOne(*plain.engine, request).tokens);
 }
 
 TEST(Eagle3, LayersOfTheUserReplaceThoseOfTheConfig) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <random>
 
@@ -278,6 +280,10 @@ class Models {
     o.ops = ops;
     o.drafter_checkpoint =
         model.dummy_seed ? SmallDrafterOf(model.shape).directory() : TinyEagle3Directory();
+    // A GPU runs latent drafters only where the target's entries are latent.
+    if ((on_gpu() && model.shape == Shape::kStep) || Uniform(0, 2) == 0) {
+      o.drafter_checkpoint = LlamaDrafterOf(o.checkpoint);
+    }
     return o;
   }
 
@@ -293,6 +299,17 @@ class Models {
       default:
         return small_eagle3_;
     }
+  }
+
+  /// With dummy weights, made when it is first asked for.
+  std::filesystem::path LlamaDrafterOf(const std::filesystem::path& target) {
+    const auto found = llama_drafters_.find(target);
+    if (found != llama_drafters_.end()) return found->second.directory();
+    const int32_t kv_heads = std::max(1, arguments_.ranks);
+    return llama_drafters_
+        .try_emplace(target, target, 2 * kv_heads, kv_heads, on_gpu() ? 128 : 16,
+                     GpuV32Sizes(arguments_.ranks).gpu_width)
+        .first->second.directory();
   }
 
   const ModelChoice& AnyModel() {
@@ -350,6 +367,7 @@ class Models {
   std::optional<Int4TinyModel> int4_model_;
   std::optional<Int4TinyModel> int4_ling_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};
+  std::map<std::filesystem::path, SmallLlamaEagle3> llama_drafters_;  // by target
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};
   SmallEagle3 small_sparse_eagle3_{small_sparse_model_.directory()};

@@ -33,8 +33,6 @@ class RandomOptions {
     // That one knows the pages of one rank.
     if (arguments_.divided && o.drafter == kFake) o.drafter = kChain;
     if (arguments_.eagle3) o.drafter = kEagle3;
-    // EAGLE-3 drafters have latent attention.
-    if (models_.on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
     if (model.shape == Shape::kSparse || model.shape == Shape::kGlm5) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram, kEagle3, kEagle3};
       const DrafterKind any = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
@@ -63,6 +61,9 @@ class RandomOptions {
     o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     if (IsV3(model) && !models_.on_gpu()) RandomForm(o);
+    if (o.drafter == kEagle3 && !HasLatentDrafter(o)) {
+      o.attention_backend = AttentionBackend::kRagged;
+    }
     if (!IsShared(o)) return std::nullopt;
     const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
@@ -96,6 +97,11 @@ class RandomOptions {
     if (Uniform(0, 2) > 0) o.num_blocks = least + Uniform(0, 4);
     o.host_pages = Uniform(0, 2) == 0 ? Uniform(1, 8) : Uniform(1, 8 * least);
     if (Uniform(0, 3) == 0) o.host_directory = host_directory_.path();
+  }
+
+  static bool HasLatentDrafter(const TestEngineOptions& o) {
+    const ModelConfig drafter = ReadModelConfig(o.drafter_checkpoint);
+    return std::holds_alternative<MlaSpec>(drafter.layers.front().attention);
   }
 
   void RandomForm(TestEngineOptions& o) {

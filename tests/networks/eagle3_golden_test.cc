@@ -216,7 +216,8 @@ TEST_P(Eagle3GoldenTest, RowsThatLeaveEntriesOnly) {
 INSTANTIATE_TEST_SUITE_P(
     Drafters, Eagle3GoldenTest,
     ::testing::Combine(::testing::Values(DrafterCase{"tiny-eagle3", "tiny-v3-options"},
-                                         DrafterCase{"tiny-eagle3.1", "tiny-v2-lite"}),
+                                         DrafterCase{"tiny-eagle3.1", "tiny-v2-lite"},
+                                         DrafterCase{"tiny-eagle3-llama", "tiny-v3-options"}),
                        ::testing::ValuesIn(kAllKvCacheForms)),
     [](const auto& test) {
       std::string name = std::get<0>(test.param).drafter;

@@ -8,6 +8,7 @@ TOPICS = {
     "passes": "a drafter's entries equal a recomputation",
     "3.1": "the norms of version 3.1",
     "work space": "the largest passes of a drafter find their memory",
+    "llama": "drafters with Llama's attention",
 }
 
 TRAINED = "Models/GoldenGreedyTest.EqualsTheGoldens/tiny_v3_mtp3_eagle3"
@@ -43,6 +44,17 @@ BREAKS = (
     Break("passes", "a later pass does not read the one before", "draft/repeated_drafter.cc",
           "model().CopyRows(previous, rows, copies_);", "", "engine_test",
           "Drafters/Eagle3DraftsTest.*"),
+    Break("llama", "angles are not stretched", "checkpoint/eagle3_config.cc",
+          "if (type == \"llama3\") rotary.llama3 = ReadLlama3(rope);", "ReadLlama3(rope);",
+          "networks_test", GOLDEN),
+    Break("llama", "neighbours are rotated as pairs", "checkpoint/eagle3_config.cc",
+          "{.dims = head_dim, .interleaved = false}", "{.dims = head_dim, .interleaved = true}",
+          "networks_test", GOLDEN),
+    Break("llama", "queries and keys are normalised without weights", "ops/cpu/per_head_ops.cc",
+          "if (norm != nullptr) NormHeads(", "NormHeads(", "networks_test", GOLDEN),
+    Break("llama", "a plan has the paths of the target alone", "networks/eagle3_draft_model.cc",
+          "return target.Of(RowPathsOf(layer, target.paths().latent_form()));",
+          "return target.Of(target.paths().latent_form());", "networks_test", GOLDEN),
     Break("3.1", "the target's rows are not normalised before fc", "networks/eagle3_draft_model.cc",
           "if (!weights_.tap_norms.empty()) {", "if (weights_.tap_norms.size() > 99) {",
           "networks_test", GOLDEN),

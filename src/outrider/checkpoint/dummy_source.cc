@@ -60,10 +60,18 @@ bool HasAttention(const MlaSpec& mla, std::string_view name) {
          name == "kv_b_proj.weight" || name == "o_proj.weight";
 }
 
-bool HasAttention(const GqaSpec& /*gqa*/, std::string_view name) {
+bool HasAttention(const GqaSpec& gqa, std::string_view name) {
+  if (name == "g_proj.weight") return gqa.gates_heads;
+  if (name == "q_norm.weight" || name == "k_norm.weight") return gqa.norms_heads;
   return name == "q_proj.weight" || name == "k_proj.weight" || name == "v_proj.weight" ||
-         name == "g_proj.weight" || name == "o_proj.weight" || name == "q_norm.weight" ||
-         name == "k_norm.weight";
+         name == "o_proj.weight";
+}
+
+/// Of either kind that has names in "self_attn.".
+bool HasSelfAttention(const LayerSpec& layer, std::string_view name) {
+  const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
+  return gqa != nullptr ? HasAttention(*gqa, name)
+                        : HasAttention(std::get<MlaSpec>(layer.attention), name);
 }
 
 /// "attn.compressor.wkv.weight" and the like, of a layer or an MTP module.
@@ -152,9 +160,7 @@ bool HasEagle3(const ModelConfig& config, std::string_view name) {
   if (name == "d2t") return eagle.draft_vocab_size < config.vocab_size;
   if (IsTapNorm(name, eagle.num_taps)) return eagle.norms_taps;
   if (!Consume(name, "layers.0.")) return false;
-  if (Consume(name, "self_attn.")) {
-    return HasAttention(std::get<MlaSpec>(config.layers.front().attention), name);
-  }
+  if (Consume(name, "self_attn.")) return HasSelfAttention(config.layers.front(), name);
   if (Consume(name, "mlp.")) return IsMlpWeight(name);
   return name == "input_layernorm.weight" || name == "hidden_norm.weight" ||
          name == "post_attention_layernorm.weight";
@@ -284,11 +290,7 @@ bool DummySource::Has(std::string_view name) const {
     return false;
   }
   const LayerSpec& spec = config_.layer(*layer);
-  if (Consume(name, "self_attn.")) {
-    const auto* gqa = std::get_if<GqaSpec>(&spec.attention);
-    return gqa != nullptr ? HasAttention(*gqa, name)
-                          : HasAttention(std::get<MlaSpec>(spec.attention), name);
-  }
+  if (Consume(name, "self_attn.")) return HasSelfAttention(spec, name);
   if (config_.family == ModelFamily::kStep3p5 && spec.moe() != nullptr) {
     if (Consume(name, "share_expert.")) return IsMlpWeight(name);
     if (Consume(name, "moe.")) {

@@ -1,10 +1,14 @@
-// The layer of an EAGLE-3 drafter with latent attention, and what else its config says.
+// The layer of an EAGLE-3 drafter, with DeepSeek's or with Llama's attention, and what else its
+// config says.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/eagle3_spec.h"
 #include "outrider/checkpoint/family_parsers.h"
+#include "outrider/checkpoint/foreign_keys.h"
+#include "outrider/checkpoint/rope_object.h"
 
 namespace outrider {
 namespace {
@@ -37,9 +41,8 @@ std::vector<int64_t> AuxLayerIds(ConfigReader& text, std::vector<std::string>& p
   return ids->get<std::vector<int64_t>>();
 }
 
-}  // namespace
-
-void ParseEagle3Layer(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
+/// All but the layer.
+void ParseEagle3(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
   if (num_layers != 1) {
     from.text.Refuse("num_hidden_layers", "EAGLE-3 drafters of one layer are supported");
   }
@@ -62,7 +65,61 @@ void ParseEagle3Layer(const FamilyConfig& from, int64_t num_layers, ModelConfig&
   if (config.tie_word_embeddings) {
     from.text.Refuse("tie_word_embeddings", "a drafter has a head of its own");
   }
+}
+
+GqaSpec ParseLlamaAttention(ConfigReader& text, int64_t hidden) {
+  constexpr int64_t kMostHeads = 65536;
+  GqaSpec attention;
+  attention.heads = text.Integer("num_attention_heads", 1, kMostHeads);
+  attention.kv_heads = text.Integer("num_key_value_heads", 1, kMostHeads, attention.heads);
+  attention.head_dim =
+      text.Integer("head_dim", 1, kMostHeads, std::max<int64_t>(1, hidden / attention.heads));
+  if (attention.head_dim % 2 != 0) {
+    text.Refuse("head_dim", "an even number is needed, as pairs are rotated");
+  }
+  if (attention.heads % attention.kv_heads != 0) {
+    text.Refuse("num_attention_heads", fmt::format("a multiple of \"num_key_value_heads\", {}, is "
+                                                   "needed",
+                                                   attention.kv_heads));
+  }
+  attention.softmax_scale = 1 / std::sqrt(static_cast<double>(attention.head_dim));
+  return attention;
+}
+
+RotarySpec ParseLlamaRotary(const FamilyConfig& from, int64_t head_dim) {
+  RotarySpec rotary = {.dims = head_dim, .interleaved = false};
+  const auto [key, object] = FindRope(from.text);
+  static const json kNothing = json::object();
+  ConfigReader rope(object == nullptr ? kNothing : *object, key, from.problems);
+  ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : from.text;
+  rotary.theta = theta.Number("rope_theta", 1, 1e12, rotary.theta);
+  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
+  // Without a type there is no scaling, unless other keys ask for some.
+  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
+  const std::string type = rope.Choice(type_key, {"default", "llama3"},
+                                       "\"llama3\" and \"default\" are supported", fallback);
+  if (type == "llama3") rotary.llama3 = ReadLlama3(rope);
+  if (!type.empty()) RefuseForeignRopeKeys(rope, "llama3");
+  return rotary;
+}
+
+}  // namespace
+
+void ParseEagle3Layer(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
+  ParseEagle3(from, num_layers, config);
   ParseDeepSeekDraftLayer(from, config);
+}
+
+void ParseLlamaEagle3Layer(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
+  ParseEagle3(from, num_layers, config);
+  ConfigReader& text = from.text;
+  const GqaSpec attention = ParseLlamaAttention(text, config.hidden_size);
+  const RotarySpec rotary = ParseLlamaRotary(from, attention.head_dim);
+  text.Choice("hidden_act", {"silu"}, "\"silu\" is supported");
+  if (text.Boolean("mlp_bias", false)) text.Refuse("mlp_bias", "MLPs have no biases");
+  const DenseMlpSpec mlp = {.width = text.Integer("intermediate_size", 1, kMostOfADimension)};
+  RefuseForeignKeys(text, config.max_position_embeddings);
+  config.layers = {{.attention = attention, .rotary = rotary, .mlp = mlp}};
 }
 
 std::vector<int32_t> Eagle3Taps(const Eagle3Spec& spec, int64_t target_layers,

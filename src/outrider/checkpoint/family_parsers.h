@@ -34,8 +34,10 @@ using LayerParser = void(const FamilyConfig& from, int64_t num_layers, ModelConf
 /// DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash.
 LayerParser ParseDeepSeekLayers;
 
-/// The one layer of an EAGLE-3 drafter, and ModelConfig::eagle3.
+/// The one layer of an EAGLE-3 drafter, and ModelConfig::eagle3: with DeepSeek's attention, or with
+/// Llama's.
 LayerParser ParseEagle3Layer;
+LayerParser ParseLlamaEagle3Layer;
 
 /// One layer of DeepSeek's attention and a dense MLP, as `layers`.
 void ParseDeepSeekDraftLayer(const FamilyConfig& from, ModelConfig& config);

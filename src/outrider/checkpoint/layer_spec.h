@@ -92,6 +92,8 @@ struct GqaSpec {
   int64_t head_dim = 0;
   int64_t window = 0;  // keys that a row sees, its own included; 0: all
   double softmax_scale = 0;
+  bool norms_heads = false;  // queries and keys are normalised head by head
+  bool gates_heads = false;  // a head's output is multiplied by the sigmoid of a gate
 
   bool operator==(const GqaSpec&) const = default;
 };

@@ -39,13 +39,18 @@ constexpr std::array<KnownModel, 10> kKnownModels{{
      ParseBailingHybridLayers},
 }};
 
-/// Drafters have the model_type of the network that their attention is of.
-constexpr std::array<KnownModel, 4> kKnownDrafters{{
+/// Drafters have the model_type of the network that their attention is of, or of the one that they
+/// were trained for.
+constexpr auto kKnownDrafters = std::to_array<KnownModel>({
     {"deepseek_v2", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
     {"deepseek_v3", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
     {"deepseek_v3", ModelFamily::kEagle3, "Eagle3DeepseekV3ForCausalLM", ParseEagle3Layer},
     {"kimi_k2", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
-}};
+    {"llama", ModelFamily::kEagle3, "LlamaForCausalLMEagle3", ParseLlamaEagle3Layer},
+    {"llama", ModelFamily::kEagle3, "Eagle3LlamaForCausalLM", ParseLlamaEagle3Layer},
+    {"deepseek_v3", ModelFamily::kEagle3, "LlamaForCausalLMEagle3", ParseLlamaEagle3Layer},
+    {"kimi_k2", ModelFamily::kEagle3, "LlamaForCausalLMEagle3", ParseLlamaEagle3Layer},
+});
 
 const KnownModel* FindModel(const json& object) {
   const auto it = object.find("model_type");

@@ -92,6 +92,20 @@ std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::
   return read;
 }
 
+Llama3Scaling ReadLlama3(ConfigReader& rope) {
+  Llama3Scaling scaling;
+  scaling.factor = rope.Number("factor", 1, 1e6);
+  scaling.original_max_position_embeddings =
+      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
+  scaling.low_frequency_factor = rope.Number("low_freq_factor", 1e-3, 1e6);
+  scaling.high_frequency_factor = rope.Number("high_freq_factor", 1e-3, 1e6);
+  if (scaling.low_frequency_factor >= scaling.high_frequency_factor) {
+    rope.Refuse("low_freq_factor", fmt::format("it has to be below \"high_freq_factor\", {}",
+                                               scaling.high_frequency_factor));
+  }
+  return scaling;
+}
+
 void RefuseForeignRopeKeys(ConfigReader& rope, std::string_view method) {
   // Keys of YaRN beside "type": "default" ask for nothing.
   constexpr std::array kYarnKeys = {"factor",    "original_max_position_embeddings",

@@ -31,6 +31,9 @@ void CheckYarnRamp(ConfigReader& rope, const YarnScaling& yarn);
 /// the reader's. Refuses other scalings.
 std::optional<YarnScaling> ParseYarn(ConfigReader& rope, const std::vector<std::string>& problems);
 
+/// How "llama3" stretches the angles. Refuses a ramp that ends before it begins.
+Llama3Scaling ReadLlama3(ConfigReader& rope);
+
 /// Refuses every key of the object that the reader was not asked for and that `method` ("YaRN",
 /// "llama3") does not have.
 void RefuseForeignRopeKeys(ConfigReader& rope, std::string_view method);

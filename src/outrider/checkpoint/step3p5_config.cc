@@ -164,6 +164,7 @@ void Step3p5Parser::ParseAttention() {
   }
   for (GqaSpec* spec : {&full_, &sliding_}) {
     spec->softmax_scale = 1 / std::sqrt(static_cast<double>(spec->head_dim));
+    spec->norms_heads = spec->gates_heads = true;
   }
   RequireTrue("use_qk_norm");
   RequireTrue("use_head_wise_attn_gate");
@@ -209,18 +210,7 @@ std::optional<Llama3Scaling> Step3p5Parser::Scaling(ConfigReader& rope, bool typ
                                : rope.Choice(type_key, {"default", "llama3"},
                                              "\"llama3\" and \"default\" are supported", fallback);
   std::optional<Llama3Scaling> scaling;
-  if (type == "llama3") {
-    scaling.emplace();
-    scaling->factor = rope.Number("factor", 1, 1e6);
-    scaling->original_max_position_embeddings =
-        rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
-    scaling->low_frequency_factor = rope.Number("low_freq_factor", 1e-3, 1e6);
-    scaling->high_frequency_factor = rope.Number("high_freq_factor", 1e-3, 1e6);
-    if (scaling->low_frequency_factor >= scaling->high_frequency_factor) {
-      rope.Refuse("low_freq_factor", fmt::format("it has to be below \"high_freq_factor\", {}",
-                                                 scaling->high_frequency_factor));
-    }
-  }
+  if (type == "llama3") scaling = ReadLlama3(rope);
   if (!type.empty()) RefuseForeignRopeKeys(rope, "llama3");
   return scaling;
 }

@@ -21,7 +21,8 @@ int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
 
 int64_t AttentionParameters(const GqaSpec& a, int64_t hidden) {
   const int64_t projections = 2 * (a.heads + a.kv_heads) * a.head_dim * hidden;
-  return projections + a.heads * hidden + 2 * a.head_dim;  // gates; norms of queries and keys
+  return projections + (a.gates_heads ? a.heads * hidden : 0) +
+         (a.norms_heads ? 2 * a.head_dim : 0);
 }
 
 /// What pools entries of `width` numbers from tokens.

@@ -13,12 +13,25 @@ GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
           .head_dim = static_cast<int32_t>(a.head_dim),
           .window = static_cast<int32_t>(a.window),
           .softmax_scale = static_cast<float>(a.softmax_scale),
+          .gates_heads = a.gates_heads,
           .norm_eps = norm_eps};
 }
 
-/// x += attention(h). inputs: of the rows h and x, as the rotary embeddings of `step`.
-void Attention(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-               const LayerCaches& caches, const StepInputs& inputs, Tensor h, Tensor x) {
+void Mlp(const Context& context, const DecoderLayer& layer, const LayerStep& step, Tensor h,
+         Tensor x, const NormOut& norm) {
+  const LayerWeights& w = layer.weights;
+  if (const MoeSpec* moe = layer.spec.moe()) {
+    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), step.inputs, h, x, norm,
+                     step.chosen);
+  } else {
+    DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x, norm);
+  }
+}
+
+}  // namespace
+
+void AttentionForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                      const LayerCaches& caches, const StepInputs& inputs, Tensor h, Tensor x) {
   if (const auto* kda = std::get_if<KdaSpec>(&layer.spec.attention)) {
     KdaForward(context, *kda, std::get<KdaWeights>(layer.weights.attention),
                {inputs, step.state, layer.first_state_head, layer.norm_eps}, h, x);
@@ -39,8 +52,8 @@ void Attention(const Context& context, const DecoderLayer& layer, const LayerSte
   }
 }
 
-void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                      const LayerCaches& caches, const StepInputs& inputs, Tensor h) {
+void WriteAttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                           const LayerCaches& caches, const StepInputs& inputs, Tensor h) {
   OUTRIDER_CHECK(!std::holds_alternative<KdaSpec>(layer.spec.attention),
                  "linear attention keeps no entries");
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
@@ -59,24 +72,11 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
   }
 }
 
-void Mlp(const Context& context, const DecoderLayer& layer, const LayerStep& step, Tensor h,
-         Tensor x, const NormOut& norm) {
-  const LayerWeights& w = layer.weights;
-  if (const MoeSpec* moe = layer.spec.moe()) {
-    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), step.inputs, h, x, norm,
-                     step.chosen);
-  } else {
-    DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x, norm);
-  }
-}
-
-}  // namespace
-
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                          const LayerCaches& caches, Tensor x, Tensor h, const NormOut& norm) {
   AttendToOwnRows(context, step.inputs, h, x,
                   [&](const Context& own, const StepInputs& inputs, Tensor own_h, Tensor own_x) {
-                    Attention(own, layer, step, caches, inputs, own_h, own_x);
+                    AttentionForward(own, layer, step, caches, inputs, own_h, own_x);
                   });
   context.ops.Norm(context, x, layer.weights.post_attention_norm, layer.norm_eps, h);
   Mlp(context, layer, step, h, x, norm);
@@ -89,7 +89,7 @@ void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const 
                     const Scratch::Frame frame(own.arena);
                     const Tensor h = own.Activations(rows.rows, rows.cols);
                     own.ops.Norm(own, rows, layer.weights.input_norm, layer.norm_eps, h);
-                    AttentionEntries(own, layer, step, caches, inputs, h);
+                    WriteAttentionEntries(own, layer, step, caches, inputs, h);
                   });
 }
 

@@ -38,6 +38,15 @@ struct LayerStep {
 /// What a layer keeps in the cache; index_keys where it has an indexer.
 using LayerCaches = SparseCaches;
 
+/// x += attention(h) of a layer. inputs: of the rows h and x, as the rotary embeddings of `step`. h
+/// [rows, width that attention reads], x [rows, hidden].
+void AttentionForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                      const LayerCaches& caches, const StepInputs& inputs, Tensor h, Tensor x);
+
+/// Writes the keys of rows as AttentionForward does, and nothing else.
+void WriteAttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                           const LayerCaches& caches, const StepInputs& inputs, Tensor h);
+
 /// x += attention(h); x += mlp(norm(x)) for the rows of the step, then the norm of x. x
 /// [rows, hidden]; h [rows, hidden] is x after the layer's input norm, and is overwritten: norm.out
 /// may be h. Writes the rows' keys to `caches`, those of this layer.

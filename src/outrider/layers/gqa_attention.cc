@@ -28,15 +28,16 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
   const int64_t query = int64_t{s.heads} * s.head_dim;
   const int64_t entry = int64_t{s.kv_heads} * s.head_dim;
   // What the first products give stands side by side, so that a device may run them as one.
-  const Tensor all = context.Activations(x.rows, query + 2 * entry + s.heads);
+  const int64_t num_gates = s.gates_heads ? s.heads : 0;
+  const Tensor all = context.Activations(x.rows, query + 2 * entry + num_gates);
   const Tensor q = all.Columns(0, query);
   const Tensor k = all.Columns(query, entry);
   const Tensor v = all.Columns(query + entry, entry);
-  const Tensor gates = all.Columns(query + 2 * entry, s.heads);
-  ops.Multiply(
-      context,
-      std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
-                 Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}});
+  const Tensor gates = all.Columns(query + 2 * entry, num_gates);
+  const std::array products = {
+      Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
+      Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}};
+  ops.Multiply(context, std::span(products).first(s.gates_heads ? 4 : 3));
   ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
                                    {.q = q,
                                     .k = k,

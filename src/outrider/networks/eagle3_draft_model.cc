@@ -17,10 +17,10 @@ namespace {
 // Rows of the target are wide where they are normalised: as many at a time.
 constexpr int64_t kReadTile = 512;
 
-/// The drafter's entries hold every head where the target's do. Elsewhere they are latent,
-/// whichever path the target's rows take.
-AttentionPlan AttentionOf(const AttentionPlan& target) {
-  return target.Of(target.paths().latent_form());
+/// Latent attention of a drafter has entries that hold every head where the target's do. Elsewhere
+/// they are latent, whichever path the target's rows take.
+AttentionPlan AttentionOf(const LayerSpec& layer, const AttentionPlan& target) {
+  return target.Of(RowPathsOf(layer, target.paths().latent_form()));
 }
 
 /// How many ranks share the heads of attention.
@@ -72,14 +72,11 @@ NetworkCache Eagle3DraftModel::CacheNeeds(const ModelConfig& target, const Model
 
 Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_t> taps,
                                    Eagle3Weights weights, const Network& target)
-    : DraftModel(target.device(), AttentionOf(target.attention())),
+    : DraftModel(target.device(), AttentionOf(config.layers.front(), target.attention())),
       spec_(*config.eagle3),
       taps_(std::move(taps)),
       weights_(std::move(weights)),
       embedding_(weights_.embedding.value_or(target.embedding())),
-      shape_(ShapeOf(
-          std::get<MlaSpec>(OfOneRank(config.layers.front(), HeadRanks(target)).attention))),
-      mlp_(*config.layers.front().dense()),
       norm_eps_(static_cast<float>(config.rms_norm_eps)),
       hidden_(config.hidden_size),
       vocab_(target.vocab_size()),
@@ -88,7 +85,9 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       replayer_(device().ops.MakeReplayer(MakeContext())),
       sampler_(device().ops.MakeSampler(device(), Verifier())) {
   OUTRIDER_CHECK(target.num_mtp_modules() == 0 && embedding_.cols == hidden_);
-  rotary_.Add(config.layers.front().rotary);
+  DecoderLayer& layer = weights_.layer;
+  layer.spec = OfOneRank(layer.spec, HeadRanks(target));
+  layer.rotary_kind = rotary_.Add(layer.spec.rotary);
 }
 
 Tensor Eagle3DraftModel::ReadTarget(Tensor target) {
@@ -132,21 +131,24 @@ void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCac
   const Ops& ops = context.ops;
   const int64_t entries = pass.entries.num_rows();
   const int64_t outputs = pass.outputs.num_rows();
-  const LayerCache layer_cache = cache.layer(first_cache_layer_);
+  const LayerCaches caches = {.entries = cache.layer(first_cache_layer_)};
 
   const Tensor pair = context.Activations(entries + outputs, 2 * hidden_);
   const Tensor embedding = context.Rows(entries + outputs, hidden_);
   ops.Embed(context, embedding_, pass.entries, false, embedding.Rows(0, entries));
   ops.Embed(context, embedding_, pass.outputs, false, embedding.Rows(entries, outputs));
-  ops.Norm(context, embedding, weights_.embedding_norm, norm_eps_, pair.Columns(0, hidden_));
+  const DecoderLayer& layer = weights_.layer;
+  ops.Norm(context, embedding, layer.weights.input_norm, norm_eps_, pair.Columns(0, hidden_));
   const Tensor previous = pass.previous.Rows(0, entries + outputs);
   ops.Norm(context, previous, weights_.hidden_norm, norm_eps_, pair.Columns(hidden_, hidden_));
+  const auto step_of = [&](const StepInputs& inputs) {
+    return LayerStep{.inputs = inputs, .rotary = rotary_.Rows(context, inputs.attended())};
+  };
   if (entries > 0) {
-    const Rotary rotary = rotary_.Rows(context, pass.entries.attended()).front();
+    const LayerStep step = step_of(pass.entries);
     WriteOwnEntries(context, pass.entries, pair.Rows(0, entries),
                     [&](const Context& own, const StepInputs& inputs, Tensor rows) {
-                      WriteMlaEntries(own, shape_, weights_.attention, inputs, rotary, layer_cache,
-                                      rows);
+                      WriteAttentionEntries(own, layer, step, caches, inputs, rows);
                     });
   }
   if (outputs == 0) return;
@@ -156,15 +158,14 @@ void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCac
   } else {
     ops.Copy(context, previous.Rows(entries, outputs), x);
   }
-  const Rotary rotary = rotary_.Rows(context, pass.outputs.attended()).front();
+  const LayerStep step = step_of(pass.outputs);
   AttendToOwnRows(context, pass.outputs, pair.Rows(entries, outputs), x,
                   [&](const Context& own, const StepInputs& inputs, Tensor rows, Tensor own_x) {
-                    MlaForward(own, shape_, weights_.attention, inputs, rotary, layer_cache, rows,
-                               own_x);
+                    AttentionForward(own, layer, step, caches, inputs, rows, own_x);
                   });
   const Tensor h = context.Activations(outputs, hidden_);
-  ops.Norm(context, x, weights_.post_attention_norm, norm_eps_, h);
-  DenseMlp(context, mlp_, weights_.mlp, h, x);
+  ops.Norm(context, x, layer.weights.post_attention_norm, norm_eps_, h);
+  DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(layer.weights.mlp), h, x);
   const Tensor out = pass.hidden.Rows(0, outputs);
   if (spec_.norms_output) {
     ops.Norm(context, x, weights_.final_norm, norm_eps_, out);

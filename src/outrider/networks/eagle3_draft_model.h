@@ -1,4 +1,5 @@
-// An EAGLE-3 drafter (arXiv:2503.01840) with latent attention, from a checkpoint of its own.
+// An EAGLE-3 drafter (arXiv:2503.01840) from a checkpoint of its own, with latent attention or, as
+// most are published (LlamaForCausalLMEagle3), with grouped-query attention.
 //
 // h = fc(the outputs of some of the target's layers, side by side), each normalised before it in
 // version 3.1. A row at position p reads h and the embedding of the token after p, and is one
@@ -18,7 +19,6 @@
 #include "outrider/networks/draft_model.h"
 #include "outrider/networks/eagle3_weights.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/ops/mla.h"
 
 namespace outrider {
 
@@ -71,8 +71,6 @@ class Eagle3DraftModel : public DraftModel {
   std::vector<int32_t> taps_;
   Eagle3Weights weights_;
   TokenTable embedding_;
-  MlaShape shape_;
-  DenseMlpSpec mlp_;
   float norm_eps_;
   int64_t hidden_;
   int32_t vocab_;  // of the target

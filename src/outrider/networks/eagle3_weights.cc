@@ -6,6 +6,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/networks/deepseek_weights.h"
+#include "outrider/networks/step3p5_weights.h"
 
 namespace outrider {
 
@@ -29,10 +30,12 @@ bool HasOwnEmbedding(const WeightSource& source) {
 }
 
 void Eagle3Weights::Declare(WeightLoader& loader, const ModelConfig& c) {
+  layer.spec = c.layers.front();
+  layer.norm_eps = static_cast<float>(c.rms_norm_eps);
   const Eagle3Spec& eagle = *c.eagle3;
   const WeightSource& source = loader.source();
-  const std::string layer = LayerPrefix(source);
-  const std::string model(layer.starts_with(kModel) ? kModel : "");
+  const std::string prefix = LayerPrefix(source);
+  const std::string model(prefix.starts_with(kModel) ? kModel : "");
   const int64_t hidden = c.hidden_size;
   const std::string table = model + "embed_tokens.weight";
   if (source.Has(table)) loader.Table(&embedding.emplace(), table, c.vocab_size, hidden);
@@ -43,13 +46,21 @@ void Eagle3Weights::Declare(WeightLoader& loader, const ModelConfig& c) {
   }
   loader.Matrix(&fc, model + "fc.weight", hidden, eagle.num_taps * eagle.target_hidden_size,
                 {.rows = Cut::kRows});
-  loader.Vector(&embedding_norm, layer + "input_layernorm.weight", hidden);
-  loader.Vector(&hidden_norm, layer + "hidden_norm.weight", hidden);
-  loader.Vector(&post_attention_norm, layer + "post_attention_layernorm.weight", hidden);
-  DeclareMlaAttention(loader, std::get<MlaSpec>(c.layers.front().attention), 2 * hidden, hidden,
-                      &attention, layer + "self_attn.");
-  loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(layer + "mlp."),
-             c.layers.front().dense()->width, hidden);
+  LayerWeights& w = layer.weights;
+  loader.Vector(&w.input_norm, prefix + "input_layernorm.weight", hidden);
+  loader.Vector(&hidden_norm, prefix + "hidden_norm.weight", hidden);
+  loader.Vector(&w.post_attention_norm, prefix + "post_attention_layernorm.weight", hidden);
+  const std::string attention = prefix + "self_attn.";
+  if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
+    DeclareGqaMatrices(loader, *gqa, 2 * hidden, hidden, &w.attention.emplace<GqaWeights>(),
+                       attention);
+  } else {
+    DeclareMlaAttention(loader, std::get<MlaSpec>(layer.spec.attention), 2 * hidden, hidden,
+                        &w.attention.emplace<MlaWeights>(), attention);
+  }
+  MlpWeights& mlp = w.mlp.emplace<MlpWeights>();
+  loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(prefix + "mlp."), layer.spec.dense()->width,
+             hidden);
   loader.Vector(&final_norm, model + "norm.weight", hidden);
   loader.Matrix(&head, "lm_head.weight", eagle.draft_vocab_size, hidden, {.rows = Cut::kRows});
   loader.Check([](std::string_view name) {

@@ -47,13 +47,7 @@ void DeclareStepMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, Mo
 
 void DeclareStepAttention(WeightLoader& loader, const GqaSpec& a, int64_t hidden, GqaWeights* w,
                           const std::string& prefix) {
-  const WeightCut heads = {.rows = Cut::kHeads};
-  loader.Matrix(&w->q, prefix + "q_proj.weight", a.heads * a.head_dim, hidden, heads);
-  loader.Matrix(&w->k, prefix + "k_proj.weight", a.kv_heads * a.head_dim, hidden, heads);
-  loader.Matrix(&w->v, prefix + "v_proj.weight", a.kv_heads * a.head_dim, hidden, heads);
-  loader.Matrix(&w->gate, prefix + "g_proj.weight", a.heads, hidden, heads);
-  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.head_dim,
-                {.rows = Cut::kRows, .input = Cut::kHeads});
+  DeclareGqaMatrices(loader, a, hidden, hidden, w, prefix);
   DeclareNorm(loader, &w->q_norm, prefix + "q_norm", a.head_dim);
   DeclareNorm(loader, &w->k_norm, prefix + "k_norm", a.head_dim);
 }
@@ -77,6 +71,17 @@ void DeclareStepLayer(WeightLoader& loader, const ModelConfig& c, int64_t index,
 }
 
 }  // namespace
+
+void DeclareGqaMatrices(WeightLoader& loader, const GqaSpec& a, int64_t input, int64_t output,
+                        GqaWeights* w, const std::string& prefix) {
+  const WeightCut heads = {.rows = Cut::kHeads};
+  loader.Matrix(&w->q, prefix + "q_proj.weight", a.heads * a.head_dim, input, heads);
+  loader.Matrix(&w->k, prefix + "k_proj.weight", a.kv_heads * a.head_dim, input, heads);
+  loader.Matrix(&w->v, prefix + "v_proj.weight", a.kv_heads * a.head_dim, input, heads);
+  if (a.gates_heads) loader.Matrix(&w->gate, prefix + "g_proj.weight", a.heads, input, heads);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.head_dim,
+                {.rows = Cut::kRows, .input = Cut::kHeads});
+}
 
 void Step3p5Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
   const auto layer_prefix = [&](int64_t index) {

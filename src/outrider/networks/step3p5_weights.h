@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
@@ -15,6 +16,11 @@ struct NormedHead {
   const float* norm = nullptr;  // [hidden]
   Weight head;                  // [vocab, hidden]
 };
+
+/// The matrices of grouped-query attention that reads rows of `input` numbers and adds rows of
+/// `output`.
+void DeclareGqaMatrices(WeightLoader& loader, const GqaSpec& spec, int64_t input, int64_t output,
+                        GqaWeights* weights, const std::string& prefix);
 
 struct Step3p5ModuleWeights : MtpModule {
   NormedHead head;

@@ -29,8 +29,8 @@ struct HeadEntryArgs {
   Tensor q = {};                  // [rows, heads * D]; without columns: there are none
   Tensor k;                       // [rows, kv_heads * D]
   Tensor v;                       // [rows, kv_heads * D]
-  const float* q_norm = nullptr;  // [D]
-  const float* k_norm = nullptr;  // [D]
+  const float* q_norm = nullptr;  // [D]; null: queries are not normalised
+  const float* k_norm = nullptr;  // [D]; null: nor are keys
   float norm_eps = 0;
   Rotary rotary;  // of the first values of a head
   LayerCache cache;
@@ -46,7 +46,8 @@ class PerHeadOps {
   virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
                                 const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
-  /// Normalises every head of q and k, rotates its first values, and writes the rows' entries.
+  /// Normalises every head of q and k, if asked to, rotates its first values, and writes the rows'
+  /// entries.
   virtual void WriteHeadEntries(const Context& context, const PerHeadShape& shape,
                                 const StepInputs& inputs, const HeadEntryArgs& args) const = 0;
 };

@@ -210,8 +210,27 @@ TEST(DeviceRules, TheGpuSaysWhichIndexersItDoesNotRun) {
     layer.rotary.dims = 64;
   }
   EXPECT_THAT(RefusalOf(no_modules, model),
-              HasSubstr("does not run on the GPU, which lacks: an EAGLE-3 drafter for a network "
-                        "without latent attention (MLA)"));
+              HasSubstr("does not run on the GPU, which lacks: an EAGLE-3 drafter with latent "
+                        "attention (MLA) for a network without"));
+}
+
+TEST(DeviceRules, DraftersWithLlamasAttentionRunBesideAnyNetworkOnTheGpu) {
+  using testing::HasSubstr;
+  ModelFacts model = TinyV3WithEagle3();
+  LayerSpec& layer = model.drafter->config.layers.front();
+  const auto drafter = [&](int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    layer.attention = GqaSpec{.heads = heads, .kv_heads = kv_heads, .head_dim = head_dim};
+    layer.rotary.dims = head_dim;
+    return RefusalOf([](EngineOptions&, EnginePlan& p) { p.drafts.modules = 0; }, model);
+  };
+  EXPECT_EQ(drafter(56, 8, 128), "");
+  EXPECT_EQ(drafter(64, 64, 128), "");
+  EXPECT_THAT(drafter(64, 8, 64), HasSubstr("head_dim = 64 does not run on the GPU"));
+  for (LayerSpec& of_model : model.config.layers) {
+    of_model.attention = GqaSpec{.heads = 128, .kv_heads = 2, .head_dim = 128};
+    of_model.rotary.dims = 64;
+  }
+  EXPECT_EQ(drafter(56, 8, 128), "") << "beside grouped-query attention";
 }
 
 // Every rule about options reads all layers: the first one may have attention of another kind.

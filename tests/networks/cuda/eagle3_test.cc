@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "outrider/networks/eagle3_draft_model.h"
@@ -34,13 +35,15 @@ struct Pair {
 };
 
 /// The bundled ones, or with other heads and dummy weights in the drafter.
-Pair BundledPair(int64_t heads = 0) {
+Pair PairOfHeads(int64_t heads) {
   Pair pair{ReadModelConfig(TinyModelDirectory()), DrafterConfig(heads), nullptr, nullptr};
   pair.target_weights = OpenCheckpoint(TinyModelDirectory(), pair.target);
   pair.drafter_weights = heads > 0 ? MakeDummyWeights(pair.drafter, 3)
                                    : OpenCheckpoint(TinyEagle3Directory(), pair.drafter);
   return pair;
 }
+
+Pair BundledPair() { return PairOfHeads(0); }
 
 /// A small DeepSeek-V3.2 with the bundled model's tokens, whose indexer chooses all of them: which
 /// are best is no matter of nearness.
@@ -52,6 +55,16 @@ Pair SparsePair() {
   Pair pair{ReadModelConfig(model.directory()),
             ReadModelConfig(SmallEagle3(model.directory()).directory()), nullptr, nullptr};
   pair.target_weights = MakeDummyWeights(pair.target, 5);
+  pair.drafter_weights = MakeDummyWeights(pair.drafter, 3);
+  return pair;
+}
+
+/// The bundled model, and a drafter with Llama's attention.
+Pair LlamaPair() {
+  Pair pair = BundledPair();
+  const SmallLlamaEagle3 drafter(TinyModelDirectory(), /*heads=*/14, /*kv_heads=*/2,
+                                 /*head_dim=*/128, /*width=*/64);
+  pair.drafter = ReadModelConfig(drafter.directory());
   pair.drafter_weights = MakeDummyWeights(pair.drafter, 3);
   return pair;
 }
@@ -156,19 +169,21 @@ TEST_F(Eagle3OnGpuTest, RowsBesideTheCpus) {
     }
   };
   expect(BundledPair(), "the target's 8 heads");
-  expect(BundledPair(4), "4 heads");
+  expect(PairOfHeads(4), "4 heads");
   // Their rows take other paths, and the drafter's entries have another width than index keys.
   expect(SparsePair(), "beside an indexer");
+  expect(LlamaPair(), "Llama's attention");
 }
 
 TEST_F(Eagle3OnGpuTest, BitsDoNotDependOnThePass) {
   const CudaOps ops;
-  for (const bool sparse : {false, true}) {
-    DrafterRun run(ops, DType::kBF16, sparse ? SparsePair() : BundledPair());
+  for (const auto& [pair, what] :
+       {std::pair{&BundledPair, "latent"}, {&SparsePair, "sparse"}, {&LlamaPair, "Llama's"}}) {
+    DrafterRun run(ops, DType::kBF16, pair());
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
       const std::vector<float> whole = run.Run(ids_, phase, 1024);
       for (const int32_t chunk : {1, 7, 30}) {
-        EXPECT_EQ(run.Run(ids_, phase, chunk), whole) << chunk << (sparse ? " sparse" : "");
+        EXPECT_EQ(run.Run(ids_, phase, chunk), whole) << chunk << " " << what;
       }
     }
   }

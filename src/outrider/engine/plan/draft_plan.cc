@@ -40,6 +40,13 @@ DraftPlan PlanEagle3(const EngineOptions& options, const ModelFacts& model, Deci
   check("vocab_size", c.vocab_size, target.vocab_size);
   check("target_hidden_size", c.eagle3->target_hidden_size, target.hidden_size);
   if (!model.drafter->own_embedding) check("hidden_size", c.hidden_size, target.hidden_size);
+  if (std::holds_alternative<GqaSpec>(c.layers.front().attention) &&
+      options.attention_backend != AttentionBackend::kRagged) {
+    throw InvalidArgument(
+        "--attention-backend {} needs latent attention, which the drafter {} does not have: use "
+        "ragged",
+        AttentionBackendName(options.attention_backend), o.model);
+  }
   DraftPlan plan = {.type = DrafterType::kRepeated,
                     .k = o.num_speculative_tokens.value_or(kDefaultDrafts),
                     .own_checkpoint = true,

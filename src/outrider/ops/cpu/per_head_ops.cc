@@ -70,7 +70,7 @@ void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tens
 void CpuOps::WriteHeadEntries(const Context& context, const PerHeadShape& s,
                               const StepInputs& inputs, const HeadEntryArgs& args) const {
   const auto finish = [&](Tensor x, int32_t heads, const float* norm) {
-    NormHeads(context, x, heads, norm, args.norm_eps);
+    if (norm != nullptr) NormHeads(context, x, heads, norm, args.norm_eps);
     Rotate(context, x, heads, 0, args.rotary);
   };
   finish(args.k, s.kv_heads, args.k_norm);

@@ -222,8 +222,9 @@ std::span<const Rule<ModelConfig>> HopperModelRules() {
 
 namespace {
 
-/// Whether the entries of an EAGLE-3 drafter of the network are latent (Eagle3DraftModel).
-bool HasLatentDrafts(const ModelConfig& config) {
+/// Whether the entries of an EAGLE-3 drafter with latent attention are latent beside those of the
+/// network (Eagle3DraftModel).
+bool HasLatentEntries(const ModelConfig& config) {
   const KvCacheForm form = RowPathsOf(config, KvCacheForm::kLatent).latent_form();
   return form == KvCacheForm::kLatent &&
          std::ranges::any_of(config.layers, [](const LayerSpec& layer) {
@@ -233,8 +234,12 @@ bool HasLatentDrafts(const ModelConfig& config) {
 
 std::vector<Rule<AskedNetwork>> MakeNetworkRules() {
   return {
-      {"an EAGLE-3 drafter for a network without latent attention (MLA)",
-       [](const AskedNetwork& n) { return If(n.drafter != nullptr && !HasLatentDrafts(n.config)); },
+      {"an EAGLE-3 drafter with latent attention (MLA) for a network without",
+       [](const AskedNetwork& n) {
+         return If(n.drafter != nullptr &&
+                   AttentionOf<MlaSpec>(n.drafter->layers.front()) != nullptr &&
+                   !HasLatentEntries(n.config));
+       },
        Taken::No()},
       {"a drafter of blocks (DSpark)",
        [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },

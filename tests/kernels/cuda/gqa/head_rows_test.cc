@@ -23,6 +23,7 @@ struct Case {
   int rotary_dims;
   bool interleaved;
   DType dtype;
+  bool norms = true;
 };
 
 class HeadRowsTest : public HopperTest<::testing::TestWithParam<Case>> {
@@ -85,8 +86,8 @@ class HeadRowsTest : public HopperTest<::testing::TestWithParam<Case>> {
     params.k = x.data() + KeysAt();
     params.v = x.data() + ValuesAt();
     params.q_stride = params.k_stride = params.v_stride = Stride();
-    params.q_norm = q_norm.data();
-    params.k_norm = k_norm.data();
+    params.q_norm = c.norms ? q_norm.data() : nullptr;
+    params.k_norm = c.norms ? k_norm.data() : nullptr;
     params.epsilon = kEpsilon;
     params.cos = cos.data();
     params.sin = sin.data();
@@ -102,7 +103,7 @@ class HeadRowsTest : public HopperTest<::testing::TestWithParam<Case>> {
     return {x.Download(), cache.Download()};
   }
 
-  /// The head at `at` of row r, normalised and rotated.
+  /// The head at `at` of row r, normalised, if the case says so, and rotated.
   std::vector<double> Expected(const Rows& rows, int r, int64_t at,
                                const std::vector<float>& norm) const {
     const Case& c = GetParam();
@@ -112,7 +113,9 @@ class HeadRowsTest : public HopperTest<::testing::TestWithParam<Case>> {
       x[d] = Bf16ToFloat(rows.x[r * Stride() + at + d]);
       squares += x[d] * x[d];
     }
-    for (int d = 0; d < kDim; ++d) x[d] *= norm[d] / std::sqrt(squares / kDim + kEpsilon);
+    for (int d = 0; d < kDim && c.norms; ++d) {
+      x[d] *= norm[d] / std::sqrt(squares / kDim + kEpsilon);
+    }
     const int half = c.rotary_dims / 2;
     for (int i = 0; i < half; ++i) {
       const int a = c.interleaved ? 2 * i : i;
@@ -201,7 +204,9 @@ INSTANTIATE_TEST_SUITE_P(, HeadRowsTest,
                                            Case{96, 8, 128, false, DType::kBF16},
                                            Case{0, 8, 128, false, DType::kF8E4M3},
                                            Case{6, 2, 24, true, DType::kF8E4M3},
-                                           Case{3, 3, 0, false, DType::kBF16}));
+                                           Case{3, 3, 0, false, DType::kBF16},
+                                           Case{56, 8, 128, false, DType::kBF16, false},
+                                           Case{4, 4, 128, false, DType::kF8E4M3, false}));
 
 TEST(HeadRows, RefusesOddRotations) {
   HeadRowsParams params;

@@ -22,8 +22,8 @@ struct HeadRowsParams {
   int64_t k_stride = 0;
   const void* v = nullptr;  // [num_rows, kv_heads, 128]
   int64_t v_stride = 0;
-  const float* q_norm = nullptr;  // [128]
-  const float* k_norm = nullptr;  // [128]
+  const float* q_norm = nullptr;  // optional [128]: without it queries are not normalised
+  const float* k_norm = nullptr;  // optional [128]: nor are keys
   float epsilon = 1e-6F;
   // float32 [num_rows, rotary_dims / 2], magnitude included
   const float* cos = nullptr;

@@ -10,8 +10,9 @@ namespace outrider::cuda {
 
 inline constexpr int kHeadRowsThreads = 256;
 
-/// weight * x / sqrt(mean(x^2) + epsilon) of a head's 128 values.
+/// weight * x / sqrt(mean(x^2) + epsilon) of a head's 128 values; x without a weight.
 __device__ __forceinline__ float4 NormHead(float4 x, const float* weight, float epsilon) {
+  if (weight == nullptr) return x;
   float squares = AddSquares(x, 0.0F);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
