@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 
+#include "tests/networks/forwarding_source.h"
 #include "tests/networks/loaded_model.h"
 #include "tests/networks/model_directory.h"
 #include "tests/networks/quantized_checkpoint.h"
@@ -130,24 +131,17 @@ TEST_P(QuantizedProducts, DoNotDependOnTheOtherRows) {
   }
 }
 
-/// Random weights, which remember what was asked for.
-class RecordingSource : public WeightSource {
+/// Remembers what was asked for.
+class RecordingSource : public ForwardingSource {
  public:
-  explicit RecordingSource(const ModelConfig& config) : inner_(MakeDummyWeights(config, 7)) {}
+  using ForwardingSource::ForwardingSource;
 
-  bool Has(std::string_view name) const override { return inner_->Has(name); }
   std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
     asked[tensor.name] = tensor.shape;
-    return inner_->Open(tensor);
+    return ForwardingSource::Open(tensor);
   }
-  void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
-  std::string where() const override { return "recorded"; }
-  std::vector<std::string> names() const override { return {}; }
 
   mutable std::map<std::string, std::vector<int64_t>> asked;
-
- private:
-  std::unique_ptr<WeightSource> inner_;
 };
 
 /// Kimi-K2.5 in small, with the routed experts in a format, and the same with these in float32.
@@ -167,7 +161,8 @@ class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
   }
 
   void WriteWeights(const ModelConfig& config) {
-    const RecordingSource source(config);
+    const auto random = MakeDummyWeights(config, 7);
+    const RecordingSource source(*random);
     ThreadPool pool(1);
     LoadNetwork(config, 0, source, {DType::kF32},
                 {{cpu::GetCpuOps(SelectIsa()), &pool},

@@ -18,6 +18,7 @@
 #include "outrider/networks/hybrid_weights.h"
 #include "outrider/networks/step3p5_weights.h"
 #include "outrider/ops/cpu/packed_weights.h"
+#include "tests/networks/forwarding_source.h"
 #include "tests/networks/loaded_model.h"
 #include "tests/networks/quantized_checkpoint.h"
 #include "tests/networks/small_hybrid_model.h"
@@ -205,51 +206,34 @@ class CountedTensor : public WeightTensor {
   std::atomic<int64_t>& count_;
 };
 
-class CountedSource : public WeightSource {
+class CountedSource : public ForwardingSource {
  public:
-  explicit CountedSource(const WeightSource& inner) : inner_(inner) {}
+  using ForwardingSource::ForwardingSource;
 
   mutable std::atomic<int64_t> count = 0;
 
-  bool Has(std::string_view name) const override { return inner_.Has(name); }
   std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
-    return std::make_unique<CountedTensor>(inner_.Open(tensor), count);
+    return std::make_unique<CountedTensor>(ForwardingSource::Open(tensor), count);
   }
-  void Check(std::span<const ExpectedTensor> expected,
-             FunctionRef<bool(std::string_view)> ignorable) const override {
-    inner_.Check(expected, ignorable);
-  }
-  std::string where() const override { return inner_.where(); }
-  std::vector<std::string> names() const override { return inner_.names(); }
-
- private:
-  const WeightSource& inner_;
 };
 
 /// A source with further tensors, which are copies of others.
-class RepeatingSource : public WeightSource {
+class RepeatingSource : public ForwardingSource {
  public:
   /// copies: by name the tensor that each repeats.
   RepeatingSource(const WeightSource& inner, const std::map<std::string, std::string>& copies)
-      : inner_(inner), copies_(copies) {}
+      : ForwardingSource(inner), copies_(copies) {}
 
   bool Has(std::string_view name) const override {
-    return copies_.contains(std::string(name)) || inner_.Has(name);
+    return copies_.contains(std::string(name)) || ForwardingSource::Has(name);
   }
   std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
     const auto copy = copies_.find(tensor.name);
-    if (copy == copies_.end()) return inner_.Open(tensor);
-    return inner_.Open({copy->second, tensor.shape});
+    if (copy == copies_.end()) return ForwardingSource::Open(tensor);
+    return ForwardingSource::Open({copy->second, tensor.shape});
   }
-  void Check(std::span<const ExpectedTensor> expected,
-             FunctionRef<bool(std::string_view)> ignorable) const override {
-    inner_.Check(expected, ignorable);
-  }
-  std::string where() const override { return inner_.where(); }
-  std::vector<std::string> names() const override { return inner_.names(); }
 
  private:
-  const WeightSource& inner_;
   const std::map<std::string, std::string>& copies_;
 };
 

@@ -1,6 +1,7 @@
 // The operations of sparse attention on the CPU.
 #include <gtest/gtest.h>
 
+#include "tests/ops/choice_checks.h"
 #include "tests/ops/sparse_checks.h"
 
 namespace outrider {

@@ -1,5 +1,7 @@
 #include "outrider/cli/parameter_count.h"
 
+#include <fmt/format.h>
+
 namespace outrider::cli {
 
 namespace {
@@ -116,6 +118,14 @@ ParameterCount CountParameters(const ModelConfig& config) {
                2 * config.hidden_size * config.hidden_size + contraction +
                (config.family == ModelFamily::kStep3p5 ? table : 0));
   return count;
+}
+
+std::string ParameterCountText(int64_t count) {
+  const auto number = static_cast<double>(count);
+  if (count >= 1'000'000'000) return fmt::format("{:.1f} B", number / 1e9);
+  if (count >= 1'000'000) return fmt::format("{:.1f} M", number / 1e6);
+  if (count >= 1'000) return fmt::format("{:.1f} K", number / 1e3);
+  return fmt::to_string(count);
 }
 
 }  // namespace outrider::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "outrider/checkpoint/model_config.h"
 
@@ -16,5 +17,8 @@ struct ParameterCount {
 };
 
 ParameterCount CountParameters(const ModelConfig& config);
+
+/// "671.0 B", "16.5 M".
+std::string ParameterCountText(int64_t count);
 
 }  // namespace outrider::cli

@@ -20,14 +20,7 @@ class DividedStepsTest : public RanksOnGpus<HopperTest<>> {
     TestEngineOptions options = OnGpu(asked);
     const std::vector<Generated> expected = AnswersOf(options, requests, &BundledTokenizer());
     options.divides_requests = true;
-    EngineCounters counters;
-    const std::vector<Generated> got =
-        AnswersOf(OnRanks(options, ranks), requests, &BundledTokenizer(), &counters);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
-      EXPECT_GT(expected[i].tokens.size(), 0U);
-    }
-    return counters;
+    return ExpectAnswers(options, ranks, requests, expected);
   }
 
   static GenerationRequest RequestOf(uint32_t seed, size_t prompt, int32_t tokens) {

@@ -1,6 +1,9 @@
 // An engine on a thread of its own that is going to fail, and what its requests are told.
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -10,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "outrider/base/error.h"
 #include "outrider/engine/engine_thread.h"
 
 namespace outrider::cuda {
@@ -55,13 +59,17 @@ class FailingService {
 
   // When it has failed.
   const std::string& failure() const { return failure_; }
-  /// What each request was told, in order; empty: not that the engine failed.
-  const std::deque<std::string>& reasons() const { return reasons_; }
+  /// Every request was told so, none has kept pages, and no other is taken.
+  void ExpectAllTold() {
+    EXPECT_THAT(reasons_, testing::Each(failure_));
+    EXPECT_EQ(engine_.Counters().kv_cache_usage, 0);
+    EXPECT_THROW(SubmitLong(), Error);
+  }
 
  private:
   Engine& engine_;
   std::atomic<int> num_tokens_ = 0;
-  std::deque<std::string> reasons_;
+  std::deque<std::string> reasons_;  // of each request; empty: not told that the engine failed
   std::string failure_;
   std::optional<EngineThread> thread_;
 };

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -18,13 +17,9 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/engine/test_engine.h"
-#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/several_gpus_test.h"
 
 namespace outrider::cuda {
-
-/// Steps of ranks wait for each other on the GPU, so each rank's stream needs a queue of its own
-/// there. Before anything asks for the GPU.
-inline const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 inline int32_t VocabOf(const std::filesystem::path& checkpoint) {
   return static_cast<int32_t>(ReadModelConfig(checkpoint).vocab_size);
@@ -56,7 +51,7 @@ inline std::vector<std::unique_ptr<Communicator>> InSmallChunks(
   return MakePeerCommunicators(gpus, seconds, {.least_bytes = 1, .most_unit = 16});
 }
 
-/// Base: HopperTest<>, or with a parameter.
+/// Base: HopperTest<>, or SeveralGpusTest.
 template <typename Base>
 class RanksOnGpus : public Base {
  protected:
@@ -88,6 +83,20 @@ class RanksOnGpus : public Base {
     return options;
   }
 
+  /// Expects the answers of ranks to be those given. What the engine counted.
+  EngineCounters ExpectAnswers(const TestEngineOptions& options, int32_t ranks,
+                               const std::vector<GenerationRequest>& requests,
+                               const std::vector<Generated>& expected) const {
+    EngineCounters counters;
+    const std::vector<Generated> got =
+        AnswersOf(OnRanks(options, ranks), requests, &BundledTokenizer(), &counters);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
+      EXPECT_GT(expected[i].tokens.size(), 0U);
+    }
+    return counters;
+  }
+
   /// Random requests, and two with long prompts, on several ranks against one.
   void ExpectEqualOnRanks(const TestEngineOptions& asked, int32_t vocab,
                           const std::vector<int32_t>& numbers = {2, 4},
@@ -101,13 +110,7 @@ class RanksOnGpus : public Base {
     for (const uint32_t seed : {1U, 2U}) requests.push_back(LongRequest(seed, room / seed, vocab));
     const std::vector<Generated> expected = AnswersOf(options, requests, &BundledTokenizer());
     for (const int32_t ranks : numbers) {
-      EngineCounters counters;
-      const std::vector<Generated> got =
-          AnswersOf(OnRanks(on_ranks, ranks), requests, &BundledTokenizer(), &counters);
-      for (size_t i = 0; i < requests.size(); ++i) {
-        EXPECT_EQ(Difference(got[i], expected[i]), "") << ranks << " ranks, request " << i;
-        EXPECT_GT(expected[i].tokens.size(), 0U);
-      }
+      const EngineCounters counters = ExpectAnswers(on_ranks, ranks, requests, expected);
       EXPECT_GT(counters.gpu->passes_repeated, 0) << "no step was recorded";
     }
   }

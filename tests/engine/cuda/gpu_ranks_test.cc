@@ -212,8 +212,7 @@ TEST_F(GpuRanksTest, AnEngineLoadsAndAnswersOnRanks) {
 }
 
 TEST_F(GpuRanksTest, RanksOnTheGpusThatThereAre) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  const int count = NumGpus();
   EngineOptions options = SmallEngineOptions(8);
   // Eight would have parts of the bundled model's MLP that FP8 blocks do not allow.
   options.tensor_parallel_size = count >= 4 ? 4 : count >= 2 ? 2 : 1;
@@ -242,8 +241,7 @@ TEST_F(GpuRanksTest, PartsThatCutBlocksAreRefusedByName) {
 }
 
 TEST_F(GpuRanksTest, FewerGpusThanRanksAreRefusedByNumber) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  const int count = NumGpus();
   if (count >= 8) GTEST_SKIP() << "8 ranks have GPUs";
   EngineOptions options = SmallEngineOptions();
   options.tensor_parallel_size = 8;

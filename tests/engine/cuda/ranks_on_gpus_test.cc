@@ -14,16 +14,8 @@
 namespace outrider::cuda {
 namespace {
 
-class RanksOnGpusTest : public RanksOnGpus<HopperTest<::testing::TestWithParam<int>>> {
+class RanksOnGpusTest : public RanksOnGpus<SeveralGpusTest> {
  protected:
-  void SetUp() override {
-    HopperTest<::testing::TestWithParam<int>>::SetUp();
-    if (IsSkipped()) return;
-    int count = 0;
-    ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-    if (count < gpus()) GTEST_SKIP() << "needs " << gpus() << " GPUs, there are " << count;
-  }
-
   int gpus() const override { return GetParam(); }
 
   /// On as many ranks as GPUs.

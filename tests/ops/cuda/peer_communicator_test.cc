@@ -18,14 +18,10 @@
 #include "outrider/ops/cuda/peer_rows.h"
 #include "outrider/ops/replayer.h"
 #include "outrider/parallel/nccl_library.h"
-#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/several_gpus_test.h"
 
 namespace outrider::cuda {
 namespace {
-
-/// Recorded exchanges of ranks wait for each other on the GPU, so each rank's stream needs a queue
-/// of its own there. Before anything asks for the GPU.
-const int kManyQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 using Make = std::vector<std::unique_ptr<Communicator>> (*)(std::span<const CudaOps* const>,
                                                             double);
@@ -67,16 +63,8 @@ void OnRanks(int32_t ranks, double seconds,
 class PeerCommunicatorTest : public HopperTest<> {};
 
 /// Ranks that have a GPU each.
-class PeersOnGpusTest : public HopperTest<::testing::TestWithParam<int>> {
+class PeersOnGpusTest : public SeveralGpusTest {
  protected:
-  void SetUp() override {
-    HopperTest<::testing::TestWithParam<int>>::SetUp();
-    if (IsSkipped()) return;
-    int count = 0;
-    ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-    if (count < gpus()) GTEST_SKIP() << "needs " << gpus() << " GPUs, there are " << count;
-  }
-
   int gpus() const { return GetParam(); }
   void OnGpus(double seconds, const std::function<void(const Context&, const CudaOps&)>& act,
               Make make = OverPeers) const {
@@ -349,6 +337,16 @@ TEST_P(PeersOnGpusTest, NcclGivesEveryRankTheColumnsOfAll) {
   OnGpus(60, RepeatRecordedGathers, MakeNcclCommunicators);
 }
 
+/// `act` ends with an error that says this.
+void ExpectError(const std::function<void()>& act, const std::string& told) {
+  try {
+    act();
+    FAIL() << "nothing says: " << told;
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), told);
+  }
+}
+
 /// All ranks but the last run a recorded gather.
 void LeaveTheLastOut(const Context& context, const CudaOps& ops) {
   auto& ranks = static_cast<PeerCommunicator&>(*context.ranks);
@@ -362,14 +360,9 @@ void LeaveTheLastOut(const Context& context, const CudaOps& ops) {
   ranks.EndRecording();
   ops.Synchronize();
   if (context.place().rank == last) return;
-  try {
-    ranks.ThrowIfEnded();
-    FAIL() << "the last rank has not come";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
+  ExpectError([&] { ranks.ThrowIfEnded(); },
               fmt::format("rank {} of {} has ended: its GPU has not answered for 0.5 s", last,
                           context.place().ranks));
-  }
 }
 
 /// A rank whose GPU comes to nothing in a recorded run: the others' GPUs stop to wait for it.
@@ -482,12 +475,8 @@ TEST_F(PeerCommunicatorTest, ARankThatDoesNotComeIsNamed) {
   OnRanks(2, 0.2, [](const Context& context, const CudaOps& ops) {
     if (context.place().rank == 1) return;
     const Tensor all = RowsOnDevice(context, ops, 4, 64, 64);
-    try {
-      GatherInPlace(context, all, Cut::kRows);
-      FAIL() << "rank 1 has not come";
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()), "rank 1 of 2 has ended: it has not answered for 0.2 s");
-    }
+    ExpectError([&] { GatherInPlace(context, all, Cut::kRows); },
+                "rank 1 of 2 has ended: it has not answered for 0.2 s");
   });
 }
 
@@ -498,14 +487,9 @@ TEST_F(PeerCommunicatorTest, ARankThatDoesNotBeginIsNamed) {
     const Share own = OwnShare(context, Cut::kRows, 64);
     ChunkedGathersOf(context).Give(0);
     if (context.place().rank == 1) return;
-    try {
-      BeginGather(context,
-                  std::array{SharedTensor{all.Columns(own.first, own.count), all, Cut::kRows}},
-                  RowChunks(64, 16, 4));
-      FAIL() << "rank 1 has not come";
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()), "rank 1 of 2 has ended: it has not answered for 0.2 s");
-    }
+    const std::array shared = {SharedTensor{all.Columns(own.first, own.count), all, Cut::kRows}};
+    ExpectError([&] { BeginGather(context, shared, RowChunks(64, 16, 4)); },
+                "rank 1 of 2 has ended: it has not answered for 0.2 s");
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/ops/choice_checks.h"
 #include "tests/ops/sparse_checks.h"
 
 namespace outrider::cuda {
