@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains an EAGLE-3 drafter with latent attention (arXiv:2503.01840) for models/tiny-v3-mtp3.
+"""Trains an EAGLE-3 drafter (arXiv:2503.01840) for models/tiny-v3-mtp3, with latent attention or with Llama's.
 
 Runs on a GPU or, slower, on a processor; needs torch, safetensors, numpy and tokenizers. Writes config.json and
 model.safetensors (FP8 blocks, the head and norms bfloat16) as `--speculative-config '{"method": "eagle3", "model": DIR}'`
 reads them.
 
-  python3 tools/train_eagle3.py --out DIR --seconds 200
+  python3 tools/train_eagle3.py --out DIR --seconds 200 [--llama]
 
 The target's streams are computed for a pool of texts (textgen.py), from which some steps are trained, then for the next
 pool. As in the paper's training-time test the drafter runs STEPS times: in pass i row p reads what pass i - 1 gave at
@@ -39,6 +39,7 @@ from train_v3 import HEADS, HIDDEN, KV_LORA, NOPE, ROPE, THETA, VDIM, YARN, Mlp,
 MODEL = pathlib.Path(HERE).parent / "models" / "tiny-v3-mtp3"
 TAPS = [1, 3, 4]  # outputs of these layers; in the config the layers that they enter
 Q_LORA, INTER, DRAFT_VOCAB = 64, 256, 576
+LLAMA_HEADS, LLAMA_KV_HEADS, LLAMA_DIM = 4, 2, 128
 STEPS = 3
 FP8_FROM = 0.75  # of the time: then weights are rounded as they will be stored
 
@@ -82,7 +83,30 @@ class Target(train_v3.Model):
         return self.lm_head(self.norm(streams[..., -HIDDEN:]))
 
 
-class Attention(nn.Module):
+def attend(q, passes):
+    """q [B, heads, T, D], of the last of `passes`, [(keys, values)] [B, heads, T, ...] -> [B, T, heads * value]."""
+    b, heads, t, _ = q.shape
+    i = len(passes) - 1
+    seen = torch.ones(t, t, dtype=torch.bool, device=q.device).tril(-i)
+    scores = [(q @ passes[0][0].transpose(-1, -2)).float().masked_fill(~seen, -1e9)]
+    values = []
+    for s in range(1, i + 1):
+        keys, value = (torch.roll(x, i - s, 2) for x in passes[s])
+        scores.append((q * keys).sum(-1, keepdim=True).float())
+        values.append(value)
+    weights = torch.cat(scores, -1).softmax(-1).to(q.dtype)
+    out = weights[..., :t] @ passes[0][1]
+    for s, value in enumerate(values):
+        out = out + weights[..., t + s, None] * value
+    return out.transpose(1, 2).reshape(b, t, -1)
+
+
+def angles(inv_freq):
+    f = torch.outer(torch.arange(MAX_POS).float(), inv_freq)
+    return f.cos(), f.sin()
+
+
+class LatentAttention(nn.Module):
     """Latent attention over rows of 2 * HIDDEN numbers, whose entries come from several passes."""
 
     def __init__(self):
@@ -91,8 +115,13 @@ class Attention(nn.Module):
         self.kv_a_proj_with_mqa, self.kv_a_layernorm = lin(2 * HIDDEN, KV_LORA + ROPE), Norm(KV_LORA)
         self.kv_b_proj, self.o_proj = lin(KV_LORA, HEADS * (NOPE + VDIM)), lin(HEADS * VDIM, HIDDEN)
 
+    @staticmethod
+    def angles():
+        return angles(yarn_inv_freq(ROPE, THETA, YARN["factor"], YARN["original_max_position_embeddings"], YARN["beta_fast"],
+                                    YARN["beta_slow"]))
+
     def forward(self, y, cos, sin, passes):
-        """Appends the pass's entries to `passes`, [(keys, values)] [B, HEADS, T, ...], and attends to those before too."""
+        """Appends the pass's entries to `passes` and attends to those before too."""
         b, t, _ = y.shape
         q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(y))).view(b, t, HEADS, NOPE + ROPE).transpose(1, 2)
         q = torch.cat((q[..., :NOPE], rope(q[..., NOPE:], cos, sin)), -1) * softmax_scale()
@@ -100,38 +129,48 @@ class Attention(nn.Module):
         up = self.kv_b_proj(self.kv_a_layernorm(kv[..., :KV_LORA])).view(b, t, HEADS, NOPE + VDIM).transpose(1, 2)
         k_rope = rope(kv[..., KV_LORA:], cos, sin).unsqueeze(1).expand(b, HEADS, t, ROPE)
         passes.append((torch.cat((up[..., :NOPE], k_rope), -1), up[..., NOPE:]))
-        i = len(passes) - 1
-        seen = torch.ones(t, t, dtype=torch.bool, device=y.device).tril(-i)
-        scores = [(q @ passes[0][0].transpose(-1, -2)).float().masked_fill(~seen, -1e9)]
-        values = []
-        for s in range(1, i + 1):
-            keys, value = (torch.roll(x, i - s, 2) for x in passes[s])
-            scores.append((q * keys).sum(-1, keepdim=True).float())
-            values.append(value)
-        weights = torch.cat(scores, -1).softmax(-1).to(y.dtype)
-        out = weights[..., :t] @ passes[0][1]
-        for s, value in enumerate(values):
-            out = out + weights[..., t + s, None] * value
-        return self.o_proj(out.transpose(1, 2).reshape(b, t, HEADS * VDIM))
+        return self.o_proj(attend(q, passes))
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention, likewise."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.o_proj = lin(2 * HIDDEN, LLAMA_HEADS * LLAMA_DIM), lin(LLAMA_HEADS * LLAMA_DIM, HIDDEN)
+        self.k_proj, self.v_proj = (lin(2 * HIDDEN, LLAMA_KV_HEADS * LLAMA_DIM) for _ in range(2))
+
+    @staticmethod
+    def angles():
+        return angles(THETA ** -(torch.arange(0, LLAMA_DIM, 2).float() / LLAMA_DIM))
+
+    def forward(self, y, cos, sin, passes):
+        q, k, v = (x.unflatten(-1, (-1, LLAMA_DIM)).transpose(1, 2) for x in (self.q_proj(y), self.k_proj(y), self.v_proj(y)))
+
+        def turned(x):
+            a, b = x.float().chunk(2, -1)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+        passes.append(tuple(x.repeat_interleave(LLAMA_HEADS // LLAMA_KV_HEADS, 1) for x in (turned(k), v)))
+        return self.o_proj(attend(turned(q) * LLAMA_DIM**-0.5, passes))
 
 
 class Drafter(nn.Module):
-    def __init__(self, target, tokens):
+    def __init__(self, target, tokens, attention):
         super().__init__()
         self.fc = lin(len(TAPS) * HIDDEN, HIDDEN)
         self.midlayer = nn.Module()
         self.midlayer.input_layernorm, self.midlayer.hidden_norm = Norm(HIDDEN), Norm(HIDDEN)
         self.midlayer.post_attention_layernorm = Norm(HIDDEN)
-        self.midlayer.self_attn, self.midlayer.mlp = Attention(), Mlp(INTER)
+        self.midlayer.self_attn, self.midlayer.mlp = attention(), Mlp(INTER)
         self.norm, self.lm_head = Norm(HIDDEN), lin(HIDDEN, len(tokens))
         with torch.no_grad():  # the last stream passes through, and the head reads it as the target's does
             self.fc.weight[:, -HIDDEN:] += torch.eye(HIDDEN)
             self.lm_head.weight.copy_(target.lm_head.weight[tokens].cpu())
             self.norm.weight.copy_(target.norm.weight.cpu())
-        f = torch.outer(torch.arange(MAX_POS).float(), yarn_inv_freq(ROPE, THETA, YARN["factor"], YARN["original_max_position_embeddings"],
-                                                                     YARN["beta_fast"], YARN["beta_slow"]))
-        self.register_buffer("cos", f.cos(), persistent=False)
-        self.register_buffer("sin", f.sin(), persistent=False)
+        cos, sin = attention.angles()
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, streams, embeddings):
         """Logits of each pass [B, T, draft tokens]; embeddings: of the tokens after the rows."""
@@ -235,19 +274,22 @@ def answer_weights(ids, tok):
     return torch.where(inside[:, 2:], 1.0, 0.1)
 
 
-def config():
-    return dict(
-        architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB,
-        hidden_size=HIDDEN, intermediate_size=INTER, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS,
-        q_lora_rank=Q_LORA, kv_lora_rank=KV_LORA, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VDIM, hidden_act="silu",
-        rms_norm_eps=1e-6, max_position_embeddings=MAX_POS, rope_theta=THETA, rope_scaling=YARN, tie_word_embeddings=False,
+def config(llama):
+    attention = dict(
+        architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_attention_heads=LLAMA_HEADS,
+        num_key_value_heads=LLAMA_KV_HEADS, head_dim=LLAMA_DIM, rope_scaling=None) if llama else dict(
+        architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        q_lora_rank=Q_LORA, kv_lora_rank=KV_LORA, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VDIM, rope_scaling=YARN)
+    return attention | dict(
+        vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB, hidden_size=HIDDEN, intermediate_size=INTER, num_hidden_layers=1,
+        hidden_act="silu", rms_norm_eps=1e-6, max_position_embeddings=MAX_POS, rope_theta=THETA, tie_word_embeddings=False,
         attention_bias=False, bos_token_id=0, eos_token_id=1, torch_dtype="bfloat16",
         eagle_config=dict(eagle_aux_hidden_state_layer_ids=[i + 1 for i in TAPS], use_aux_hidden_state=True),
         quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]))
 
 
 @torch.no_grad()
-def export(drafter, tokens, out):
+def export(drafter, tokens, out, llama):
     from safetensors.torch import save_file
     os.makedirs(out, exist_ok=True)
     tensors = {"d2t": tokens - torch.arange(len(tokens))}
@@ -259,7 +301,7 @@ def export(drafter, tokens, out):
             tensors[name] = w.bfloat16()
     save_file(tensors, os.path.join(out, "model.safetensors"), metadata={"format": "pt"})
     with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config(), file, indent=1)
+        json.dump(config(llama), file, indent=1)
         file.write("\n")
     print(f"wrote {out}: {sum(t.numel() * t.element_size() for t in tensors.values())} bytes", flush=True)
 
@@ -280,6 +322,7 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out", required=True)
     ap.add_argument("--seconds", type=float, default=200)
+    ap.add_argument("--llama", action="store_true", help="with Llama's attention; else latent")
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     ap.add_argument("--seq", type=int, default=256)
     ap.add_argument("--batch", type=int, help="sequences a step")
@@ -300,7 +343,7 @@ def main():
     tokens = frequent_tokens(tok)
     pools = Pools(a.pool, a.seq, a.processes)  # before the GPU is used: processes are forked
     target = Target(a.device)
-    drafter = Drafter(target, tokens).to(a.device)
+    drafter = Drafter(target, tokens, LlamaAttention if a.llama else LatentAttention).to(a.device)
     print(f"{sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters", flush=True)
     row_of = torch.full((VOCAB,), -1).index_copy(0, tokens, torch.arange(DRAFT_VOCAB)).to(a.device)
     tokens_there = tokens.to(a.device)
@@ -351,12 +394,12 @@ def main():
                     print(f"step {step} {time.time() - start:.0f}s epoch {epoch} loss {loss.item():.3f} hits {shares} length {length:.3f}", flush=True)
                 step += 1
         if time.time() - written > 600:
-            export(drafter, tokens, a.out)
+            export(drafter, tokens, a.out, a.llama)
             written = time.time()
     pools.stop()
     print(f"{step} steps, {step * a.batch * a.seq / 1e6:.1f} M tokens", flush=True)
     round_weights(drafter)
-    export(drafter, tokens, a.out)
+    export(drafter, tokens, a.out, a.llama)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class ExactnessTest : public testing::TestWithParam<Case> {};
 TEST_P(ExactnessTest, TogetherEqualsAlone) {
   const auto& [name, seed, given] = GetParam();
   TestEngineOptions options = given;
-  options.drafter_checkpoint = TinyEagle3Directory();
+  if (options.drafter_checkpoint.empty()) options.drafter_checkpoint = TinyEagle3Directory();
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   const int64_t vocab = ReadModelConfig(options.checkpoint).vocab_size;
@@ -244,6 +244,16 @@ INSTANTIATE_TEST_SUITE_P(
               .draft_ranges = kChangingDrafts,
               .num_blocks = 26,
               .max_model_len = 400}},
+        Case{"eagle3_llama_changing_preempted",
+             3,
+             {.drafter_checkpoint = TinyLlamaEagle3Directory(),
+              .drafter = DrafterKind::kEagle3,
+              .k = 4,
+              .draft_ranges = kChangingDrafts,
+              .num_blocks = 34,
+              .max_num_batched_tokens = 50,
+              .max_model_len = 400,
+              .probabilistic_drafts = true}},
         Case{"eagle3_adaptive_uniform_pad_late",
              1,
              {.drafter = DrafterKind::kEagle3,

@@ -282,7 +282,9 @@ class Models {
         model.dummy_seed ? SmallDrafterOf(model.shape).directory() : TinyEagle3Directory();
     // A GPU runs latent drafters only where the target's entries are latent.
     if ((on_gpu() && model.shape == Shape::kStep) || Uniform(0, 2) == 0) {
-      o.drafter_checkpoint = LlamaDrafterOf(o.checkpoint);
+      // The trained one has two heads of keys.
+      const bool trained = o.checkpoint == TinyModelDirectory() && arguments_.ranks <= 2;
+      o.drafter_checkpoint = trained ? TinyLlamaEagle3Directory() : LlamaDrafterOf(o.checkpoint);
     }
     return o;
   }

@@ -17,6 +17,7 @@ struct GoldenCase {
   DrafterKind drafter;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   KvCacheForm cache_form = KvCacheForm::kLatent;
+  bool llama = false;  // kEagle3: with Llama's attention
 
   /// Which continuations: every one, every second, ...
   size_t Every() const {
@@ -56,7 +57,9 @@ TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
   options.dtype = DType::kF32;
   options.checkpoint = CheckpointDirectory(GetParam().golden);
   options.drafter = GetParam().drafter;
-  options.drafter_checkpoint = TinyEagle3Directory();  // kEagle3
+  // kEagle3
+  options.drafter_checkpoint =
+      GetParam().llama ? TinyLlamaEagle3Directory() : TinyEagle3Directory();
   options.attention_backend = GetParam().attention_backend;
   options.cache_form = GetParam().cache_form;
   const auto engine = MakeTestEngine(options);
@@ -91,6 +94,7 @@ std::string CaseName(const testing::TestParamInfo<GoldenCase>& test) {
   if (test.param.attention_backend != AttentionBackend::kRagged) {
     name += fmt::format("_{}", AttentionBackendName(test.param.attention_backend));
   }
+  if (test.param.llama) name += "_llama";
   if (test.param.cache_form == KvCacheForm::kHeads) name += "_heads";
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
@@ -105,6 +109,9 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
                                          GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain},
                                          GoldenCase{"tiny-v3-mtp3", DrafterKind::kRepeated},
                                          GoldenCase{"tiny-v3-mtp3", DrafterKind::kEagle3},
+                                         GoldenCase{.golden = "tiny-v3-mtp3",
+                                                    .drafter = DrafterKind::kEagle3,
+                                                    .llama = true},
                                          GoldenCase{"tiny-v3-options", DrafterKind::kNone},
                                          GoldenCase{"tiny-v2", DrafterKind::kNone},
                                          GoldenCase{"tiny-v2-lite", DrafterKind::kNone},
@@ -116,6 +123,10 @@ INSTANTIATE_TEST_SUITE_P(PerHeadCache, GoldenGreedyTest,
                          testing::Values(WithHeads("tiny-v3-mtp3", DrafterKind::kNone),
                                          WithHeads("tiny-v3-mtp3", DrafterKind::kChain),
                                          WithHeads("tiny-v3-mtp3", DrafterKind::kEagle3),
+                                         GoldenCase{.golden = "tiny-v3-mtp3",
+                                                    .drafter = DrafterKind::kEagle3,
+                                                    .cache_form = KvCacheForm::kHeads,
+                                                    .llama = true},
                                          WithHeads("tiny-v3-options", DrafterKind::kNone),
                                          WithHeads("tiny-v2", DrafterKind::kNone),
                                          WithHeads("tiny-v2-lite", DrafterKind::kNone),

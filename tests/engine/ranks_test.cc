@@ -90,6 +90,9 @@ TEST(RanksTest, PromptLookup) { ExpectEqualOnRanks({.drafter = DrafterKind::kNgr
 TEST(RanksTest, Eagle3) {
   ExpectEqualOnRanks(
       {.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3});
+  // Its keys come in two heads.
+  ExpectEqualOnRanks(
+      {.drafter_checkpoint = TinyLlamaEagle3Directory(), .drafter = DrafterKind::kEagle3}, {2});
 }
 
 TEST(RanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {

@@ -42,9 +42,12 @@ inline std::filesystem::path TinyModelDirectory() {
   return SourceDirectory() / "models/tiny-v3-mtp3";
 }
 
-/// An EAGLE-3 drafter that was trained for that model.
+/// EAGLE-3 drafters that were trained for that model, with latent and with Llama's attention.
 inline std::filesystem::path TinyEagle3Directory() {
   return SourceDirectory() / "models" / "tiny-v3-eagle3";
+}
+inline std::filesystem::path TinyLlamaEagle3Directory() {
+  return SourceDirectory() / "models" / "tiny-v3-eagle3-llama";
 }
 
 /// A Ling-3.0 with one MTP module, in blocks of FP8.

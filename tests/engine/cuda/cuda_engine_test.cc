@@ -40,10 +40,11 @@ class CudaEngineTest : public HopperTest<> {
 
 TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
   const auto golden = ReadJson(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
-  const auto run = [&](DrafterKind drafter) {
+  const auto run = [&](DrafterKind drafter,
+                       const std::filesystem::path& eagle3 = TinyEagle3Directory()) {
     TestEngineOptions options = Options();
     options.drafter = drafter;
-    options.drafter_checkpoint = TinyEagle3Directory();
+    options.drafter_checkpoint = eagle3;
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> results(golden.size());
     for (size_t i = 0; i < golden.size(); ++i) {
@@ -61,10 +62,12 @@ TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
   const std::vector<Generated> plain = run(DrafterKind::kNone);
   const std::vector<Generated> drafted = run(DrafterKind::kChain);
   const std::vector<Generated> with_eagle3 = run(DrafterKind::kEagle3);
+  const std::vector<Generated> with_llama = run(DrafterKind::kEagle3, TinyLlamaEagle3Directory());
   size_t equal = 0;
   for (size_t i = 0; i < golden.size(); ++i) {
     EXPECT_EQ(Difference(drafted[i], plain[i]), "") << "text " << i;
     EXPECT_EQ(Difference(with_eagle3[i], plain[i]), "") << "text " << i;
+    EXPECT_EQ(Difference(with_llama[i], plain[i]), "") << "text " << i;
     if (plain[i].tokens == golden[i]["greedy_ids"].get<std::vector<int32_t>>()) ++equal;
   }
   std::printf("%zu of %zu greedy texts are transformers'\n", equal, golden.size());
@@ -87,6 +90,7 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
     int32_t block_size;
     int32_t num_blocks;
     int32_t max_num_batched_tokens;
+    std::filesystem::path drafter_checkpoint = TinyEagle3Directory();
   };
   for (const Variant& variant :
        {Variant{"plain", DrafterKind::kNone, DraftForm::kCompacted, 16, 512, 256},
@@ -94,10 +98,12 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
         {"chain, padded, few pages", DrafterKind::kChain, DraftForm::kPadded, 16, 70, 256},
         {"repeated", DrafterKind::kRepeated, DraftForm::kCompacted, 32, 256, 64},
         {"EAGLE-3", DrafterKind::kEagle3, DraftForm::kCompacted, 16, 256, 90},
+        {"EAGLE-3, Llama's", DrafterKind::kEagle3, DraftForm::kPadded, 16, 256, 90,
+         TinyLlamaEagle3Directory()},
         {"ngram", DrafterKind::kNgram, DraftForm::kCompacted, 16, 512, 100}}) {
     TestEngineOptions options = Options();
     options.drafter = variant.drafter;
-    options.drafter_checkpoint = TinyEagle3Directory();
+    options.drafter_checkpoint = variant.drafter_checkpoint;
     options.draft_form = variant.form;
     options.block_size = variant.block_size;
     options.num_blocks = variant.num_blocks;

@@ -52,6 +52,9 @@ TEST_F(GpuRanksTest, PromptLookupAndEagle3) {
   ExpectEqualOnRanks({.drafter = DrafterKind::kNgram}, kBundledVocab, {2});
   ExpectEqualOnRanks({.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3},
                      kBundledVocab, {2});
+  ExpectEqualOnRanks(
+      {.drafter_checkpoint = TinyLlamaEagle3Directory(), .drafter = DrafterKind::kEagle3},
+      kBundledVocab, {2});
 }
 
 /// Products run beside what they gather.
