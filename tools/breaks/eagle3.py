@@ -59,6 +59,6 @@ BREAKS = (
           "if (!weights_.tap_norms.empty()) {", "if (weights_.tap_norms.size() > 99) {",
           "networks_test", GOLDEN),
     Break("3.1", "the next pass reads the output before its norm", "networks/eagle3_draft_model.cc",
-          "if (spec_.norms_output) {\n    ops.Norm(context, x, weights_.final_norm, norm_eps_, out);",
+          "if (spec_.norms_output) {\n    ops.Norm(context, x, weights_.final_norm, weights_.layer.norm_eps, out);",
           "if (spec_.norms_output) {\n    ops.Copy(context, x, out);", "networks_test", GOLDEN),
 )

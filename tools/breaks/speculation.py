@@ -183,7 +183,7 @@ BREAKS = (
           "draft_test", "DraftLengthPolicyTest.LookupsThatFindNothingEndSoonAndCostLittle"),
     Break("blocks", "a block that moves is drawn with the noise of where it was",
           "draft/block_drafter.cc",
-          "if (moves_) moved_places_.push_back(SlotPlaces(r.slot, options_.k).rejected());\n",
+          "if (moves_) moved_places_.push_back(block_windows_[b].moved_place);\n",
           "\n",
           "engine_test", "DraftingTest.BlocksRunBehindTokensThatNobodyHasRead"),
     Break("blocks", "confidences of a block that was launched early are not read",

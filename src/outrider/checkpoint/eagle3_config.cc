@@ -93,11 +93,7 @@ RotarySpec ParseLlamaRotary(const FamilyConfig& from, int64_t head_dim) {
   ConfigReader rope(object == nullptr ? kNothing : *object, key, from.problems);
   ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : from.text;
   rotary.theta = theta.Number("rope_theta", 1, 1e12, rotary.theta);
-  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  // Without a type there is no scaling, unless other keys ask for some.
-  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
-  const std::string type = rope.Choice(type_key, {"default", "llama3"},
-                                       "\"llama3\" and \"default\" are supported", fallback);
+  const std::string type = RopeType(rope, "llama3");
   if (type == "llama3") rotary.llama3 = ReadLlama3(rope);
   if (!type.empty()) RefuseForeignRopeKeys(rope, "llama3");
   return rotary;

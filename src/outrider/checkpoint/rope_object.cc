@@ -45,13 +45,15 @@ RopeObject FindRope(ConfigReader& text) {
   return found;
 }
 
-std::optional<YarnScaling> ReadYarnRamp(ConfigReader& rope) {
+std::string RopeType(ConfigReader& rope, std::string_view scaling) {
   const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  // Without a type there is no scaling, unless other keys ask for some.
   const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
-  const std::string type = rope.Choice(type_key, {"default", "yarn"},
-                                       "\"yarn\" and \"default\" are supported", fallback);
-  if (type != "yarn") return std::nullopt;
+  return rope.Choice(type_key, {"default", scaling},
+                     fmt::format("\"{}\" and \"default\" are supported", scaling), fallback);
+}
+
+std::optional<YarnScaling> ReadYarnRamp(ConfigReader& rope) {
+  if (RopeType(rope, "yarn") != "yarn") return std::nullopt;
   YarnScaling yarn;
   yarn.factor = rope.Number("factor", 1, 1e6);
   yarn.original_max_position_embeddings =

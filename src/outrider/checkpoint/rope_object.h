@@ -21,6 +21,10 @@ struct RopeObject {
 /// Refuses what is no object, and two that say different things.
 RopeObject FindRope(ConfigReader& text);
 
+/// Which scaling the object asks for, by "rope_type" or "type": `scaling` or "default", which is
+/// none. Refuses others, and an object without a type that has a factor; "" then.
+std::string RopeType(ConfigReader& rope, std::string_view scaling);
+
 /// What every config with YaRN says of its ramp, without how cos and sin are magnified; none where
 /// the object asks for no scaling. Refuses other scalings.
 std::optional<YarnScaling> ReadYarnRamp(ConfigReader& rope);

@@ -174,7 +174,7 @@ void BlockDrafter::LayOutDraws(std::span<const DraftRequest> requests, size_t fi
       last = static_cast<int32_t>(rows_.size());
       rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
       draws_.push_back(DraftOf(r, d, options_.k, model_->vocab_size()));
-      if (moves_) moved_places_.push_back(SlotPlaces(r.slot, options_.k).rejected());
+      if (moves_) moved_places_.push_back(block_windows_[b].moved_place);
       drawn_.push_back(blocks_[b] * static_cast<size_t>(options_.k) + static_cast<size_t>(d));
     }
     if (std::cmp_equal(rows_.size(), begin)) return;

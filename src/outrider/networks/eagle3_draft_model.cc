@@ -77,7 +77,6 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       taps_(std::move(taps)),
       weights_(std::move(weights)),
       embedding_(weights_.embedding.value_or(target.embedding())),
-      norm_eps_(static_cast<float>(config.rms_norm_eps)),
       hidden_(config.hidden_size),
       vocab_(target.vocab_size()),
       first_cache_layer_(FirstCacheLayer(target.config(), target.config().num_hidden_layers())),
@@ -104,8 +103,8 @@ Tensor Eagle3DraftModel::ReadTarget(Tensor target) {
       const Tensor normed = context.Activations(tile.rows, tile.cols);
       int64_t column = 0;
       for (const float* norm : weights_.tap_norms) {
-        context.ops.Norm(context, tile.Columns(column, spec_.target_hidden_size), norm, norm_eps_,
-                         normed.Columns(column, spec_.target_hidden_size));
+        context.ops.Norm(context, tile.Columns(column, spec_.target_hidden_size), norm,
+                         weights_.layer.norm_eps, normed.Columns(column, spec_.target_hidden_size));
         column += spec_.target_hidden_size;
       }
       tile = normed;
@@ -138,9 +137,11 @@ void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCac
   ops.Embed(context, embedding_, pass.entries, false, embedding.Rows(0, entries));
   ops.Embed(context, embedding_, pass.outputs, false, embedding.Rows(entries, outputs));
   const DecoderLayer& layer = weights_.layer;
-  ops.Norm(context, embedding, layer.weights.input_norm, norm_eps_, pair.Columns(0, hidden_));
+  ops.Norm(context, embedding, layer.weights.input_norm, weights_.layer.norm_eps,
+           pair.Columns(0, hidden_));
   const Tensor previous = pass.previous.Rows(0, entries + outputs);
-  ops.Norm(context, previous, weights_.hidden_norm, norm_eps_, pair.Columns(hidden_, hidden_));
+  ops.Norm(context, previous, weights_.hidden_norm, weights_.layer.norm_eps,
+           pair.Columns(hidden_, hidden_));
   const auto step_of = [&](const StepInputs& inputs) {
     return LayerStep{.inputs = inputs, .rotary = rotary_.Rows(context, inputs.attended())};
   };
@@ -154,7 +155,8 @@ void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCac
   if (outputs == 0) return;
   const Tensor x = context.Rows(outputs, hidden_);
   if (spec_.norms_residual) {
-    ops.Norm(context, previous.Rows(entries, outputs), weights_.hidden_norm, norm_eps_, x);
+    ops.Norm(context, previous.Rows(entries, outputs), weights_.hidden_norm,
+             weights_.layer.norm_eps, x);
   } else {
     ops.Copy(context, previous.Rows(entries, outputs), x);
   }
@@ -164,11 +166,11 @@ void Eagle3DraftModel::Run(const Context& context, const ModulePass& pass, KvCac
                     AttentionForward(own, layer, step, caches, inputs, rows, own_x);
                   });
   const Tensor h = context.Activations(outputs, hidden_);
-  ops.Norm(context, x, layer.weights.post_attention_norm, norm_eps_, h);
+  ops.Norm(context, x, layer.weights.post_attention_norm, weights_.layer.norm_eps, h);
   DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(layer.weights.mlp), h, x);
   const Tensor out = pass.hidden.Rows(0, outputs);
   if (spec_.norms_output) {
-    ops.Norm(context, x, weights_.final_norm, norm_eps_, out);
+    ops.Norm(context, x, weights_.final_norm, weights_.layer.norm_eps, out);
   } else {
     ops.Copy(context, x, out);
   }
@@ -186,7 +188,7 @@ HeadRows Eagle3DraftModel::BeforeHead(const Context& context, Tensor hidden,
     head_rows_.push_back(next);
   }
   context.ops.CopyRows(context, hidden, x, copies_);
-  context.ops.Norm(context, x, weights_.final_norm, norm_eps_, x);
+  context.ops.Norm(context, x, weights_.final_norm, weights_.layer.norm_eps, x);
   return {weights_.head, x, head_rows_};
 }
 

@@ -71,7 +71,6 @@ class Eagle3DraftModel : public DraftModel {
   std::vector<int32_t> taps_;
   Eagle3Weights weights_;
   TokenTable embedding_;
-  float norm_eps_;
   int64_t hidden_;
   int32_t vocab_;  // of the target
   int32_t first_cache_layer_;
