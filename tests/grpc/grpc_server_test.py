@@ -223,7 +223,7 @@ class GrpcServerTest(Case):
         self.expect(bad, lambda: self.server.inference.Generate(request(), metadata=[("x-data-parallel-rank", "1")]),
                     "x-data-parallel-rank")
         self.server.inference.Generate(request(), metadata=[("x-data-parallel-rank", "0")])
-        self.assertEqual(self.server.running(), 0)
+        self.assertTrue(eventually(lambda: self.server.running() == 0))
 
     def raw(self, method, data, timeout=60):
         return self.server.channel.unary_unary(method)(data, timeout=timeout)
