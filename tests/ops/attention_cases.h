@@ -233,6 +233,34 @@ inline AttentionCase CaseOfChosenEntries(int32_t top_k) {
       }};
 }
 
+inline constexpr int64_t kCompressorInput = 96;  // columns
+
+/// Writes what the rows x leave in the caches of two compressors, of entries in layers 1 and 2 and
+/// of keys in 3 and 4. Returns the weights of the indexer's heads.
+inline Tensor WriteCompressed(const AttentionCall& call, const CompressorShape& of_entries,
+                              const CompressorShape& of_keys, int64_t heads, Tensor x) {
+  const Context& c = call.c;
+  const TokenRowWeights& weights =
+      call.side.TokenRows({of_entries.channels(), of_keys.channels()}, heads, kCompressorInput);
+  const Tensor of_heads = c.Rows(x.rows, heads);
+  const Product beside = {.x = x, .w = &weights.of_heads, .y = of_heads, .float32 = true};
+  c.ops.compressed()->WriteTokenRows(
+      c, call.inputs, x, std::array{weights.Of(0, call.layer(2)), weights.Of(1, call.layer(4))},
+      &beside);
+  const auto compressor = [&](const CompressorShape& shape, int32_t layer) {
+    return CompressArgs{.shape = shape,
+                        .bias = call.Vector(int64_t{shape.ratio} * shape.channels(), 2),
+                        .tokens = call.layer(layer + 1),
+                        .norm = call.Vector(shape.width, 3),
+                        .frequencies = AttentionCall::Frequencies(),
+                        .magnitude = 1.25F,
+                        .entries = call.layer(layer)};
+  };
+  c.ops.compressed()->Compress(c, call.inputs,
+                               std::array{compressor(of_entries, 1), compressor(of_keys, 3)});
+  return of_heads;
+}
+
 /// DeepSeek-V4's attention: a window, and with a ratio the entries that are pooled from tokens. Of
 /// ratio 4 an indexer chooses as many as top_k says.
 inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
@@ -244,7 +272,7 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
   constexpr int64_t kQueries = int64_t{kHeads} * kDim;
   constexpr int64_t kIndexQueries = int64_t{kIndexHeads} * kKey;
   constexpr int64_t kIndexAt = kDim + kQueries;
-  constexpr int64_t kTokensAt = kIndexAt + kIndexQueries + kIndexHeads;
+  constexpr int64_t kInputAt = kIndexAt + kIndexQueries;
   const bool overlaps = ratio == 4;
   const CompressorShape of_entries = {
       .ratio = ratio, .overlaps = overlaps, .width = kDim, .rope = 64, .norm_eps = 1e-6F};
@@ -268,7 +296,7 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
            {.tokens_per_block = kTokens}},
           std::move(layers),
           {.listed = true},
-          kTokensAt + 2 * of_entries.channels() + 2 * of_keys.channels(),
+          kInputAt + kCompressorInput,
           kQueries,
           [=](const AttentionCall& call) {
             const Context& c = call.c;
@@ -290,32 +318,20 @@ inline AttentionCase CaseOfCompressedEntries(int32_t ratio, int32_t top_k) {
                                   .rotary = rotary,
                                   .index_q = index_q,
                                   .index_heads = kIndexHeads});
+            Tensor index_weights;
             if (ratio > 0) {
-              const auto compressor = [&](const CompressorShape& shape, int64_t at, int32_t layer) {
-                return CompressArgs{.shape = shape,
-                                    .rows = call.Floats(at, 2 * shape.channels()),
-                                    .bias = call.Vector(int64_t{ratio} * shape.channels(), 2),
-                                    .tokens = call.layer(layer + 1),
-                                    .norm = call.Vector(shape.width, 3),
-                                    .frequencies = AttentionCall::Frequencies(),
-                                    .magnitude = 1.25F,
-                                    .entries = call.layer(layer)};
-              };
-              ops.Compress(
-                  c, call.inputs,
-                  std::array{compressor(of_entries, kTokensAt, 1),
-                             compressor(of_keys, kTokensAt + 2 * of_entries.channels(), 3)});
+              index_weights = WriteCompressed(call, of_entries, of_keys, kIndexHeads,
+                                              call.Floats(kInputAt, kCompressorInput));
             }
             SelectedEntries selected;
             if (top_k > 0) {
-              selected = c.ops.sparse()->SelectEntries(
-                  c, call.inputs,
-                  {.heads = kIndexHeads,
-                   .ratio = ratio,
-                   .top_k = top_k,
-                   .q = index_q,
-                   .weights = call.Floats(kIndexAt + kIndexQueries, kIndexHeads),
-                   .keys = call.layer(3)});
+              selected = c.ops.sparse()->SelectEntries(c, call.inputs,
+                                                       {.heads = kIndexHeads,
+                                                        .ratio = ratio,
+                                                        .top_k = top_k,
+                                                        .q = index_q,
+                                                        .weights = index_weights,
+                                                        .keys = call.layer(3)});
             }
             const Tensor out = c.Activations(rows, kQueries);
             ops.CompressedAttention(c, call.inputs,

@@ -60,14 +60,10 @@ inline Doubles FinishedHeads(const CompressedSizes& sizes, const TestMatrix& q, 
   return heads;
 }
 
-/// What a token leaves to be pooled: values, and gates with the bias of its place.
+/// What a token leaves to be pooled: values, then gates.
 inline Doubles StateOf(const CompressedMachine& m, size_t compressor, int32_t token) {
   const TestMatrix& rows = m.numbers().states[compressor];
-  const int32_t channels = m.sizes().Compressor(compressor).channels();
-  Doubles state(rows.view().row(token), rows.view().row(token) + rows.view_cols);
-  const float* const bias = m.numbers().biases[compressor].view().row(token % m.sizes().ratio);
-  for (int32_t i = 0; i < channels; ++i) state[static_cast<size_t>(channels + i)] += bias[i];
-  return state;
+  return {rows.view().row(token), rows.view().row(token) + rows.view_cols};
 }
 
 /// Entry j, pooled from its tokens and, where entries overlap, from those before.
@@ -79,10 +75,12 @@ inline Doubles PooledEntry(const CompressedMachine& m, size_t compressor, int32_
   for (int32_t t = shape.overlaps ? std::max(0, own - shape.ratio) : own; t < own + shape.ratio;
        ++t) {
     const Doubles state = StateOf(m, compressor, t);
+    const float* const bias = m.numbers().biases[compressor].view().row(t % shape.ratio);
     const int32_t first = shape.overlaps && t >= own ? shape.width : 0;
     for (size_t i = 0; i < entry.size(); ++i) {
       const size_t channel = static_cast<size_t>(first) + i;
-      const double weight = std::exp(state[static_cast<size_t>(shape.channels()) + channel]);
+      const double weight =
+          std::exp(state[static_cast<size_t>(shape.channels()) + channel] + bias[channel]);
       entry[i] += weight * state[channel];
       totals[i] += weight;
     }
@@ -222,10 +220,11 @@ inline void ExpectALayer(CompressedMachine& m, const CompressedBounds& bounds) {
         m.Get(index_q), first, bounds.rows,
         [&](int32_t row) { return FinishedHeads(sizes, m.numbers().index_q, row, false); },
         "heads of an indexer");
+    std::array<TokenRowArgs, 2> token_rows;
     std::array<CompressArgs, 2> compressors;
     for (size_t i = 0; i < 2; ++i) {
+      token_rows[i] = m.weights().Of(i, m.tokens(i));
       compressors[i] = {.shape = sizes.Compressor(i),
-                        .rows = m.Put(m.numbers().states[i], first, end),
                         .bias = m.PutVector(m.numbers().biases[i]),
                         .tokens = m.tokens(i),
                         .norm = m.PutVector(m.numbers().norm),
@@ -233,7 +232,18 @@ inline void ExpectALayer(CompressedMachine& m, const CompressedBounds& bounds) {
                         .magnitude = kAngleMagnitude,
                         .entries = m.entries(i)};
     }
+    const Tensor x = m.Put(m.numbers().x, first, end);
+    const Tensor of_heads = c.Rows(rows, sizes.heads);
+    const Product beside = {.x = x, .w = &m.weights().of_heads, .y = of_heads, .float32 = true};
+    ops.WriteTokenRows(c, inputs, x, token_rows, &beside);
     ops.Compress(c, inputs, compressors);
+    const TestMatrix want = TokenRowWeights::HeadRows(m.numbers().x, sizes.heads);
+    ExpectRows(
+        m.Get(of_heads), first, bounds.states,
+        [&](int32_t row) {
+          return Doubles(want.view().row(row), want.view().row(row) + sizes.heads);
+        },
+        "weights of an indexer's heads");
     ExpectCache(m, end, bounds);
     if (testing::Test::HasFatalFailure()) return;
 

@@ -15,6 +15,7 @@
 #include "outrider/ops/ops.h"
 #include "tests/ops/exact_rows.h"
 #include "tests/ops/test_step.h"
+#include "tests/ops/token_row_weights.h"
 
 namespace outrider::compressed_test {
 
@@ -22,7 +23,9 @@ inline constexpr float kNormEps = 1e-5F;
 
 /// Sizes of a layer, of one request and of its steps.
 struct CompressedSizes {
-  DType type = DType::kBF16;  // of the cache
+  DType type = DType::kBF16;    // of the cache
+  DType weights = DType::kF32;  // what products are computed in
+  int32_t hidden = 48;          // columns of a layer's input
   int32_t ratio = 4;
   bool overlaps = true;
   int32_t heads = 8;  // of queries and of the indexer
@@ -47,7 +50,7 @@ struct CompressedSizes {
   }
 };
 
-/// Of all rows; states and biases of entries, and of index keys.
+/// Of all rows; rows of tokens and biases of entries, and of index keys.
 struct LayerNumbers {
   explicit LayerNumbers(const CompressedSizes& sizes)
       : kv(TestMatrix::Random(sizes.ends.back(), sizes.dim, random)),
@@ -57,16 +60,17 @@ struct LayerNumbers {
         q(RandomBf16(sizes.ends.back(), int64_t{sizes.heads} * sizes.dim, random)),
         index_q(RandomBf16(sizes.ends.back(), int64_t{sizes.heads} * sizes.key, random)),
         index_weights(TestMatrix::Random(sizes.ends.back(), sizes.heads, random)),
-        sinks(TestMatrix::Random(1, sizes.heads, random)) {
+        sinks(TestMatrix::Random(1, sizes.heads, random)),
+        x(RandomBf16(sizes.ends.back(), sizes.hidden, random)) {
     for (size_t i = 0; i < 2; ++i) {
       const int32_t channels = sizes.Compressor(i).channels();
-      states.push_back(TestMatrix::Random(sizes.ends.back(), int64_t{2} * channels, random));
+      states.push_back(TokenRowWeights::Rows(x, i, channels));
       biases.push_back(TestMatrix::Random(sizes.ratio, channels, random));
     }
   }
 
   std::mt19937 random{5};
-  TestMatrix kv, latents, norm, q_norm, q, index_q, index_weights, sinks;
+  TestMatrix kv, latents, norm, q_norm, q, index_q, index_weights, sinks, x;
   std::vector<TestMatrix> states, biases;
 };
 
@@ -80,6 +84,9 @@ class CompressedMachine {
         blocks_((sizes.ends.back() + sizes.block_tokens - 1) / sizes.block_tokens),
         cache_(MakeCache(ops)),
         host_(MakeCache(cpu::GetCpuOps(Isa::kReference))),
+        weights_({ops, &pool_}, sizes.weights,
+                 {sizes.Compressor(0).channels(), sizes.Compressor(1).channels()}, sizes.heads,
+                 sizes.hidden),
         numbers_(sizes) {
     for (int32_t page = 3 * blocks_ - 1; page >= 0; --page) {
       tables_[static_cast<size_t>(page) % 3].push_back(page);
@@ -88,6 +95,7 @@ class CompressedMachine {
 
   const CompressedSizes& sizes() const { return sizes_; }
   const LayerNumbers& numbers() const { return numbers_; }
+  const TokenRowWeights& weights() const { return weights_; }
   Context context() { return {{ops_, &pool_}, *arena_, DType::kF32}; }
   LayerCache window() { return cache_.layer(0); }
   LayerCache entries(size_t compressor) { return cache_.layer(compressor == 0 ? 1 : 3); }
@@ -164,6 +172,7 @@ class CompressedMachine {
   KvCache cache_;
   KvCache host_;
   std::array<std::vector<int32_t>, 3> tables_;
+  TokenRowWeights weights_;
   LayerNumbers numbers_;
 };
 

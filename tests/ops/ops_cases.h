@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -24,6 +25,7 @@
 #include "outrider/ops/ops.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
+#include "tests/ops/token_row_weights.h"
 
 namespace outrider {
 
@@ -95,6 +97,15 @@ class OpsSide {
 
   Context context() { return {device_, *arena_, dtype_}; }
   const OpsWeights& weights() const { return weights_; }
+  /// Of a layer's compressors; made once for their channels.
+  const TokenRowWeights& TokenRows(const std::array<int32_t, 2>& channels, int64_t heads,
+                                   int64_t input) {
+    std::unique_ptr<TokenRowWeights>& weights = token_rows_[channels];
+    if (weights == nullptr) {
+      weights = std::make_unique<TokenRowWeights>(device_, dtype_, channels, heads, input);
+    }
+    return *weights;
+  }
   Arena& arena() { return *arena_; }
   const Ops& ops() const { return device_.ops; }
 
@@ -118,6 +129,7 @@ class OpsSide {
   DType dtype_;
   std::unique_ptr<Arena> arena_;
   OpsWeights weights_;
+  std::map<std::array<int32_t, 2>, std::unique_ptr<TokenRowWeights>> token_rows_;
 };
 
 /// The rows of a step, each of a request of its own.

@@ -6,7 +6,7 @@
 //
 // --forms: experts with tiles and bodies other than those that run by themselves, too.
 // --kimi: experts of Kimi-K2.5's shape, too (35 GB with bf16 weights, 9.5 GB with 4 bits).
-// --v4: FP4 experts of DeepSeek-V4-Flash's shape, too (14 GB).
+// --v4: experts of DeepSeek-V4-Flash's shape, too: FP4 (14 GB), and e4m3 codes (28 GB).
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -384,7 +384,8 @@ int RunMatMulBench(int argc, char** argv) {
     if (wanted("experts")) RunExperts(kGlmFlash, format, options, stream);
     // 35 GB of bf16.
     if (options.kimi && wanted("kimi")) RunExperts(kKimi, format, options, stream);
-    if (options.v4 && format == WeightFormat::kFp4 && wanted("v4")) {
+    const bool is_v4s = format == WeightFormat::kFp4 || format == WeightFormat::kF8PowerOfTwo;
+    if (options.v4 && is_v4s && wanted("v4")) {
       RunExperts(kV4Flash, format, options, stream);
     }
   }

@@ -9,72 +9,39 @@ namespace outrider {
 
 namespace {
 
-/// What a layer's compressors and its indexer make of x.
-struct InputRows {
-  Tensor compressor;  // [rows, 2 * channels]: values, then gates
-  Tensor indexer;     // values and gates of the indexer's compressor
-  Tensor weights;     // [rows, index heads]
-};
-
-/// Side by side, as their weights may be: one product then. Memory of the arena.
-InputRows RowsOf(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
-                 const CompressedStep& step, Tensor x) {
+/// Writes what the rows x leave in the caches of a layer's compressors. Returns the weights of the
+/// indexer's heads [rows, index heads], in memory of the arena; no rows: there is no indexer.
+Tensor WriteCompressed(const Context& context, const CompressedSpec& spec,
+                       const CompressedWeights& w, const CompressedStep& step, Tensor x) {
   const bool indexes = spec.index_heads > 0;
-  const int64_t own = step.caches[2].width;
-  const int64_t indexer = indexes ? step.caches[4].width : 0;
-  const Tensor all = context.Rows(x.rows, own + indexer + spec.index_heads);
-  const InputRows rows = {.compressor = all.Columns(0, own),
-                          .indexer = all.Columns(own, indexer),
-                          .weights = all.Columns(own + indexer, spec.index_heads)};
-  const auto product = [&](const Weight& weight, Tensor y) {
-    return Product{.x = x, .w = &weight, .y = y, .float32 = true};
-  };
-  const auto half = [](Tensor both, int64_t i) {
-    return both.Columns(i * both.cols / 2, both.cols / 2);
-  };
-  std::array<Product, 5> products;
-  size_t count = 0;
-  products[count++] = product(w.compressor.values, half(rows.compressor, 0));
-  products[count++] = product(w.compressor.gates, half(rows.compressor, 1));
-  if (indexes) {
-    products[count++] = product(w.indexer.compressor.values, half(rows.indexer, 0));
-    products[count++] = product(w.indexer.compressor.gates, half(rows.indexer, 1));
-    products[count++] = product(w.indexer.weights, rows.weights);
-  }
-  context.ops.Multiply(context, std::span(products).first(count));
-  return rows;
-}
-
-/// What writes the rows of tokens of a compressor and the entries that they complete.
-CompressArgs CompressorOf(const CompressedSpec& spec, const CompressorWeights& w,
-                          const CompressedStep& step, LayerCache entries, LayerCache tokens,
-                          Tensor rows) {
-  return {.shape = {.ratio = static_cast<int32_t>(spec.ratio),
-                    .overlaps = spec.overlaps,
-                    .width = entries.width,
-                    .rope = static_cast<int32_t>(2 * step.frequencies.size()),
-                    .norm_eps = step.norm_eps},
-          .rows = rows,
-          .bias = w.bias,
-          .tokens = tokens,
-          .norm = w.norm,
-          .frequencies = step.frequencies,
-          .magnitude = step.magnitude,
-          .entries = entries};
-}
-
-/// Writes what the rows leave in the caches of a layer's compressors.
-void WriteCompressed(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
-                     const CompressedStep& step, const InputRows& rows) {
+  const size_t count = indexes ? 2 : 1;
+  const std::array weights = {&w.compressor, &w.indexer.compressor};
+  std::array<TokenRowArgs, 2> rows;
   std::array<CompressArgs, 2> compressors;
-  size_t count = 0;
-  compressors[count++] =
-      CompressorOf(spec, w.compressor, step, step.caches[1], step.caches[2], rows.compressor);
-  if (spec.index_heads > 0) {
-    compressors[count++] = CompressorOf(spec, w.indexer.compressor, step, step.caches[3],
-                                        step.caches[4], rows.indexer);
+  for (size_t i = 0; i < count; ++i) {
+    const LayerCache entries = step.caches[1 + 2 * i];
+    const LayerCache tokens = step.caches[2 + 2 * i];
+    rows[i] = {.values = &weights[i]->values, .gates = &weights[i]->gates, .tokens = tokens};
+    compressors[i] = {.shape = {.ratio = static_cast<int32_t>(spec.ratio),
+                                .overlaps = spec.overlaps,
+                                .width = entries.width,
+                                .rope = static_cast<int32_t>(2 * step.frequencies.size()),
+                                .norm_eps = step.norm_eps},
+                      .bias = weights[i]->bias,
+                      .tokens = tokens,
+                      .norm = weights[i]->norm,
+                      .frequencies = step.frequencies,
+                      .magnitude = step.magnitude,
+                      .entries = entries};
   }
-  context.ops.compressed()->Compress(context, step.inputs, std::span(compressors).first(count));
+  Tensor of_heads;
+  if (indexes) of_heads = context.Rows(x.rows, spec.index_heads);
+  const Product beside = {.x = x, .w = &w.indexer.weights, .y = of_heads, .float32 = true};
+  const CompressedOps& ops = *context.ops.compressed();
+  ops.WriteTokenRows(context, step.inputs, x, std::span(rows).first(count),
+                     indexes ? &beside : nullptr);
+  ops.Compress(context, step.inputs, std::span(compressors).first(count));
+  return of_heads;
 }
 
 /// Queries of the heads and of an indexer's. Memory of the arena.
@@ -172,15 +139,14 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
                                   .in_blocks = step.in_blocks,
                                   .entries = {},
                                   .selected = nullptr};
-  InputRows input;
+  Tensor index_weights;
   if (spec.ratio > 0) {
-    input = RowsOf(context, spec, w, step, x);
-    WriteCompressed(context, spec, w, step, input);
+    index_weights = WriteCompressed(context, spec, w, step, x);
     args.entries = step.caches[1];
   }
   SelectedEntries selected;
   if (spec.index_heads > 0) {
-    selected = Select(context, spec, step, step.caches[3], queries.index, input.weights);
+    selected = Select(context, spec, step, step.caches[3], queries.index, index_weights);
     args.selected = &selected;
   }
   ops.compressed()->CompressedAttention(context, step.inputs, args);

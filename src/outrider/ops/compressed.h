@@ -11,6 +11,8 @@
 
 namespace outrider {
 
+struct Product;
+
 /// A facet of Ops (Ops::compressed).
 class CompressedOps {
  public:
@@ -24,9 +26,16 @@ class CompressedOps {
   virtual void WriteWindowRows(const Context& context, const StepInputs& inputs,
                                const WindowRowArgs& args) const = 0;
 
-  /// For each of the compressors of a layer, which have one ratio: writes the rows of the step's
-  /// tokens, then the entries that they complete: in every channel the mean of the tokens' values,
-  /// weighted by the softmax of their gates; then normalised and rotated.
+  /// For each of the compressors of a layer: multiplies x [rows, K] with its weights, into the rows
+  /// of the step's tokens in the cache. `beside`: one more product of x, whose weight may lie
+  /// beside theirs; null: none.
+  virtual void WriteTokenRows(const Context& context, const StepInputs& inputs, Tensor x,
+                              std::span<const TokenRowArgs> compressors,
+                              const Product* beside) const = 0;
+
+  /// For each of the compressors of a layer, which have one ratio: writes the entries that the
+  /// step's rows complete: in every channel the mean of the tokens' values, weighted by the softmax
+  /// of their gates; then normalised and rotated.
   virtual void Compress(const Context& context, const StepInputs& inputs,
                         std::span<const CompressArgs> compressors) const = 0;
 

@@ -9,6 +9,7 @@
 #include "outrider/ops/row_arguments.h"
 #include "outrider/ops/sparse.h"
 #include "outrider/ops/tensor.h"
+#include "outrider/ops/weights.h"
 
 namespace outrider {
 
@@ -53,14 +54,20 @@ struct QueryArgs {
   int32_t index_heads = 0;
 };
 
-/// What writes the rows of tokens and the entries that they complete. To the gates of a token the
-/// bias of its position in a group of `ratio` is added. An entry is rotated by the angles of its
-/// first position, pairs (2i, 2i + 1). Rows are read back from the cache.
+/// What writes the rows of a step's tokens, of which a compressor pools entries.
+struct TokenRowArgs {
+  const Weight* values = nullptr;  // [channels(), K]
+  const Weight* gates = nullptr;   // [channels(), K]
+  LayerCache tokens;               // float32 rows of channels() values and as many gates
+};
+
+/// What writes the entries that a step's rows complete. To the gates of a token the bias of its
+/// position in a group of `ratio` is added. An entry is rotated by the angles of its first
+/// position, pairs (2i, 2i + 1).
 struct CompressArgs {
   CompressorShape shape;
-  Tensor rows;  // [rows, 2 * channels()], float32: values, then gates; they may change
   const float* bias = nullptr;         // [ratio, channels()]
-  LayerCache tokens;                   // rows of channels() values and as many gates
+  LayerCache tokens;                   // what WriteTokenRows has written
   const float* norm = nullptr;         // [width]
   std::span<const float> frequencies;  // [rope / 2]
   float magnitude = 1;                 // of the angles' cos and sin

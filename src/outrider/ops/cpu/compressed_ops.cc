@@ -17,7 +17,7 @@ namespace outrider::cpu {
 namespace {
 
 /// Adds the token rows of [begin, end) to a running softmax per channel: values from `offset` on,
-/// gates channels() behind them. max, sum and out are [width].
+/// gates channels() behind them, with their bias. max, sum and out are [width].
 void PoolTokens(const CompressArgs& args, const AttentionSpan& span, int32_t begin, int32_t end,
                 int32_t offset, float* max, float* sum, float* out) {
   const CompressorShape& shape = args.shape;
@@ -25,10 +25,12 @@ void PoolTokens(const CompressArgs& args, const AttentionSpan& span, int32_t beg
     const int64_t slot = EntrySlot(args.tokens, span.block_table, position);
     const float* values = LoadFloats(args.tokens, slot, nullptr) + offset;
     const float* gates = values + shape.channels();
+    const float* bias = args.bias + int64_t{position % shape.ratio} * shape.channels() + offset;
     for (int32_t i = 0; i < shape.width; ++i) {
-      const float larger = std::max(max[i], gates[i]);
+      const float gate = gates[i] + bias[i];
+      const float larger = std::max(max[i], gate);
       const float kept = RoundedExp(max[i] - larger);
-      const float weight = RoundedExp(gates[i] - larger);
+      const float weight = RoundedExp(gate - larger);
       sum[i] = sum[i] * kept + weight;
       out[i] = out[i] * kept + weight * values[i];
       max[i] = larger;
@@ -76,26 +78,30 @@ void CpuOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
   WriteEntries(context, inputs, args.kv, args.cache);
 }
 
-void CpuOps::Compress(const Context& context, const StepInputs& inputs,
-                      std::span<const CompressArgs> compressors) const {
-  for (const CompressArgs& args : compressors) {
-    WriteStates(context, inputs, args);
-    WritePooled(context, inputs, args);
+void CpuOps::WriteTokenRows(const Context& context, const StepInputs& inputs, Tensor x,
+                            std::span<const TokenRowArgs> compressors,
+                            const Product* beside) const {
+  const Scratch::Frame frame(context.arena);
+  std::vector<Product> products;
+  std::vector<Tensor> rows;
+  for (const TokenRowArgs& args : compressors) {
+    const int64_t channels = args.tokens.width / 2;
+    rows.push_back(context.Rows(x.rows, 2 * channels));
+    products.push_back(
+        {.x = x, .w = args.values, .y = rows.back().Columns(0, channels), .float32 = true});
+    products.push_back(
+        {.x = x, .w = args.gates, .y = rows.back().Columns(channels, channels), .float32 = true});
+  }
+  if (beside != nullptr) products.push_back(*beside);
+  Multiply(context, products);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    WriteEntries(context, inputs, rows[i], compressors[i].tokens);
   }
 }
 
-void CpuOps::WriteStates(const Context& context, const StepInputs& inputs,
-                         const CompressArgs& args) const {
-  const int32_t channels = args.shape.channels();
-  OUTRIDER_CHECK(args.rows.cols == 2 * channels);
-  const MatrixView<float> gates = args.rows.Columns(channels, channels).floats();
-  const std::span<const int32_t> positions = Cast(inputs).positions();
-  for (int64_t r = 0; r < gates.rows; ++r) {
-    const int32_t place = positions[static_cast<size_t>(r)] % args.shape.ratio;
-    const float* of_place = args.bias + int64_t{place} * channels;
-    for (int32_t i = 0; i < channels; ++i) gates.row(r)[i] += of_place[i];
-  }
-  WriteEntries(context, inputs, args.rows, args.tokens);
+void CpuOps::Compress(const Context& context, const StepInputs& inputs,
+                      std::span<const CompressArgs> compressors) const {
+  for (const CompressArgs& args : compressors) WritePooled(context, inputs, args);
 }
 
 void CpuOps::WritePooled(const Context& context, const StepInputs& inputs,

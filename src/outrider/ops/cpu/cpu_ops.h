@@ -128,6 +128,9 @@ class CpuOps : public Ops,
   void FinishQueries(const Context& context, const QueryArgs& args) const override;
   void WriteWindowRows(const Context& context, const StepInputs& inputs,
                        const WindowRowArgs& args) const override;
+  void WriteTokenRows(const Context& context, const StepInputs& inputs, Tensor x,
+                      std::span<const TokenRowArgs> compressors,
+                      const Product* beside) const override;
   void Compress(const Context& context, const StepInputs& inputs,
                 std::span<const CompressArgs> compressors) const override;
   void CompressedAttention(const Context& context, const StepInputs& inputs,
@@ -151,8 +154,6 @@ class CpuOps : public Ops,
 
  private:
   void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;
-  void WriteStates(const Context& context, const StepInputs& inputs,
-                   const CompressArgs& args) const;
   void WritePooled(const Context& context, const StepInputs& inputs,
                    const CompressArgs& args) const;
 

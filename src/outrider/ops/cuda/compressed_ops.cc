@@ -1,12 +1,16 @@
 // CudaOps: DeepSeek-V4's attention, but for its indexer (sparse_ops.cc). Caches hold entries of
 // bf16 or e4m3 codes, and float32 rows of tokens.
 #include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/compressed/compress_entries.h"
 #include "outrider/kernels/cuda/compressed/compressed_attention.h"
 #include "outrider/kernels/cuda/compressed/query_rows.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/ops/cuda/kernel_arguments.h"
 
@@ -136,16 +140,69 @@ void CudaOps::WriteWindowRows(const Context& context, const StepInputs& inputs,
   results.Finish();
 }
 
+void CudaOps::WriteTokenRows(const Context& context, const StepInputs& inputs, Tensor x,
+                             std::span<const TokenRowArgs> compressors,
+                             const Product* beside) const {
+  if (x.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor read = Readable(context, x, DType::kBF16, stream_);
+  std::vector<std::pair<const Weight*, MatMulDestination>> products;
+  for (const TokenRowArgs& args : compressors) {
+    const LayerCache& tokens = args.tokens;
+    const int channels = tokens.width / 2;
+    OUTRIDER_CHECK(Holds(tokens, DType::kF32, 2 * args.values->rows) &&
+                   args.gates->rows == args.values->rows);
+    for (const Weight* const w : {args.values, args.gates}) {
+      OUTRIDER_CHECK(w->cut.rows == Cut::kNone && w->cut.input == Cut::kNone);
+    }
+    MatMulDestination to = {.columns = channels,
+                            .y = reinterpret_cast<float*>(tokens.data),
+                            .row_stride = tokens.width,
+                            .slots = Cast(inputs).Of(tokens).slots,
+                            .block_size = tokens.block_size,
+                            .block_stride = tokens.block_stride};
+    products.emplace_back(args.values, to);
+    to.y += channels;
+    products.emplace_back(args.gates, to);
+  }
+  std::optional<ResultRows> results;
+  if (beside != nullptr) {
+    OUTRIDER_CHECK(beside->x.data == x.data && !beside->accumulate && !beside->silu_mul);
+    results.emplace(context, beside->y, DType::kF32, stream_);
+    products.emplace_back(beside->w,
+                          MatMulDestination{.columns = Int(beside->y.cols),
+                                            .y = static_cast<float*>(results->rows().data),
+                                            .row_stride = results->rows().stride});
+  }
+  MatMulParams params;
+  params.rows = Int(read.rows);
+  params.x = read.data;
+  params.x_stride = read.stride;
+  for (size_t i = 0; i < products.size();) {
+    params.w = Packed(*products[i].first);
+    params.num_destinations = 0;
+    params.destinations[params.num_destinations++] = products[i].second;
+    while (++i < products.size() &&
+           LiesBehind(Packed(*products[i - 1].first), Packed(*products[i].first))) {
+      params.w.n += Packed(*products[i].first).n;
+      params.destinations[params.num_destinations++] = products[i].second;
+    }
+    MatMul(params, stream_);
+  }
+  if (results.has_value()) results->Finish();
+}
+
 void CudaOps::Compress(const Context& context, const StepInputs& inputs,
                        std::span<const CompressArgs> compressors) const {
   OUTRIDER_CHECK(!compressors.empty() && std::ssize(compressors) <= kMaxCompressors);
-  if (compressors[0].rows.rows == 0) return;
+  const DecodeRequests& requests = Cast(inputs).Of(compressors[0].tokens).all;
+  if (requests.num_rows == 0) return;
   const Scratch::Frame frame(context.arena);
   const CompressArgs& first = compressors[0];
   const auto half = first.frequencies.size();
   OUTRIDER_CHECK(first.shape.rope == kCompressedRotary && half == std::size_t{32});
   CompressParams params;
-  params.num_rows = Int(first.rows.rows);
+  params.num_rows = requests.num_rows;
   params.positions = Cast(inputs).positions();
   // Whose rows they are: of any kind of attention.
   params.rows = CompressedWorkOf(context, {}, inputs, first.tokens, stream_).plan.rows.rows;
@@ -156,23 +213,18 @@ void CudaOps::Compress(const Context& context, const StepInputs& inputs,
     const CompressorShape& shape = args.shape;
     OUTRIDER_CHECK(Holds(args.tokens, DType::kF32, 2 * shape.channels()));
     const bool codes = HoldsEntryCodes(args.entries, shape.width, shape.width == kHopperIndexDim);
-    OUTRIDER_CHECK(args.rows.rows == params.num_rows && args.rows.cols == 2 * shape.channels());
-    const Tensor rows = Readable(context, args.rows, DType::kF32, stream_);
     const CacheInputs& tokens = Cast(inputs).Of(args.tokens);
     Compressor& c = params.compressors[params.count++];
     c.width = shape.width;
     c.ratio = shape.ratio;
     c.overlaps = shape.overlaps;
-    c.states = reinterpret_cast<float*>(args.tokens.data);
+    c.states = reinterpret_cast<const float*>(args.tokens.data);
     c.state_block_stride = BlockBytes(args.tokens);
     c.state_block_size = args.tokens.block_size;
     c.state_blocks = tokens.all.block_tables;
     c.state_blocks_stride = tokens.all.block_table_stride;
     c.state_blocks_mask = tokens.all.block_table_mask;
-    c.x = static_cast<const float*>(rows.data);
-    c.x_stride = rows.stride;
     c.bias = args.bias;
-    c.state_slots = tokens.slots;
     c.norm = args.norm;
     c.entries = args.entries.data;
     c.codes = codes;

@@ -66,21 +66,12 @@ RowChunks ChunksOfProduct(const Context& context, const Product& p) {
 /// Whether two products are one with a weight that is both of theirs: the weights and the results
 /// lie side by side (WeightLoader::SideBySide).
 bool AreOne(const Product& a, const Product& b) {
-  const PackedWeight& first = Packed(*a.w);
-  const PackedWeight& second = Packed(*b.w);
   const auto plain = [](const Product& p) {
     return !p.accumulate && !p.silu_mul && p.groups == 1 && !IsBroughtTogether(p.w->cut);
   };
   const bool same_rows = a.x.data == b.x.data && a.x.rows == b.x.rows && a.x.stride == b.x.stride;
-  const bool one_weight =
-      second.format == first.format && first.segments != 0 && first.segments == second.segments &&
-      first.k == second.k && first.n % 64 == 0 &&
-      Follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
-      (PackedScaleBytes(first.format, first.n, first.k) == 0 ||
-       (first.scales != nullptr &&
-        Follows(first.scales, PackedScaleBytes(first.format, first.n, first.k), second.scales)));
-  return plain(a) && plain(b) && same_rows && one_weight && a.y.dtype == b.y.dtype &&
-         a.y.stride == b.y.stride &&
+  return plain(a) && plain(b) && same_rows && LiesBehind(Packed(*a.w), Packed(*b.w)) &&
+         a.y.dtype == b.y.dtype && a.y.stride == b.y.stride &&
          Follows(a.y.data, static_cast<size_t>(a.y.cols) * DTypeSize(a.y.dtype), b.y.data);
 }
 

@@ -187,6 +187,9 @@ class CudaOps : public Ops,
   void FinishQueries(const Context& context, const QueryArgs& args) const override;
   void WriteWindowRows(const Context& context, const StepInputs& inputs,
                        const WindowRowArgs& args) const override;
+  void WriteTokenRows(const Context& context, const StepInputs& inputs, Tensor x,
+                      std::span<const TokenRowArgs> compressors,
+                      const Product* beside) const override;
   void Compress(const Context& context, const StepInputs& inputs,
                 std::span<const CompressArgs> compressors) const override;
   void CompressedAttention(const Context& context, const StepInputs& inputs,

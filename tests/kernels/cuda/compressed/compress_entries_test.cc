@@ -71,42 +71,38 @@ class World {
 
   /// Forgets all rows and entries.
   void Clear() {
-    states_ = DeviceArray<uint8_t>(blocks_.size() * StateStride());
+    states_ = DeviceArray<float>(blocks_.size() * StateStride() / sizeof(float));
     entries_ = DeviceArray<uint16_t>(lengths_.size() * entry_blocks_of_request_ * EntryStride());
   }
 
   /// From this position on, rows are those of other tokens: rejected drafts.
   void DraftFrom(int position) { drafted_from_ = position; }
 
-  /// For the rows of `step`; requests of `windows` have their places in block tables.
+  /// Writes the rows of `step` to the cache, as products do; requests of `windows` have their
+  /// places in block tables.
   Compressor Prepare(const std::vector<Window>& windows, const std::vector<SparseRow>& step,
                      int padding) {
-    std::vector<float> x;
-    std::vector<int64_t> state_slots;
     std::vector<int64_t> entry_slots;
     for (const SparseRow& row : step) {
       const float* of_row = Row(row.request, row.position);
       const float sign = row.position < drafted_from_ ? 1.0F : -1.0F;
-      for (int i = 0; i < 2 * channels_; ++i) x.push_back(sign * of_row[i]);
-      x.insert(x.end(), 8, NAN);  // behind a row
-      state_slots.push_back(int64_t{Block(row.request, row.position / state_block_)} *
-                                state_block_ +
-                            row.position % state_block_);
+      const size_t at = static_cast<size_t>(Block(row.request, row.position / state_block_)) *
+                            StateStride() / sizeof(float) +
+                        static_cast<size_t>(row.position % state_block_) * 2 * channels_;
+      std::vector<float> numbers(of_row, of_row + 2 * channels_);
+      for (float& number : numbers) number *= sign;
+      CudaOk(cudaMemcpy(states_.data() + at, numbers.data(), numbers.size() * sizeof(float),
+                        cudaMemcpyHostToDevice),
+             "a row");
       entry_slots.push_back(int64_t{row.request} * entry_blocks_of_request_ * kEntriesOfBlock *
                                 ratio_ +
                             row.position);
     }
-    for (int i = 0; i < padding; ++i) {
-      x.insert(x.end(), static_cast<size_t>(2 * channels_ + 8), NAN);
-      state_slots.push_back(-1);
-      entry_slots.push_back(-1);
-    }
+    entry_slots.insert(entry_slots.end(), static_cast<size_t>(padding), -1);
     std::vector<int> tables;
     for (const Window& window : windows) {
       for (int i = 0; i < blocks_of_request_; ++i) tables.push_back(Block(window.request, i));
     }
-    d_x_ = DeviceArray<float>(x);
-    d_state_slots_ = DeviceArray<int64_t>(state_slots);
     d_entry_slots_ = DeviceArray<int64_t>(entry_slots);
     d_tables_ = DeviceArray<int>(tables);
     d_bias_ = DeviceArray<float>(bias_);
@@ -115,15 +111,12 @@ class World {
     c.width = width_;
     c.ratio = ratio_;
     c.overlaps = overlaps_;
-    c.states = reinterpret_cast<float*>(states_.data());
+    c.states = states_.data();
     c.state_block_stride = static_cast<int64_t>(StateStride());
     c.state_block_size = state_block_;
     c.state_blocks = d_tables_.data();
     c.state_blocks_stride = blocks_of_request_;
-    c.x = d_x_.data();
-    c.x_stride = 2 * channels_ + 8;
     c.bias = d_bias_.data();
-    c.state_slots = d_state_slots_.data();
     c.norm = d_norm_.data();
     c.entries = entries_.data();
     c.codes = codes_;
@@ -212,10 +205,10 @@ class World {
   std::vector<int> blocks_;
   int blocks_of_request_ = 0;
   int entry_blocks_of_request_ = 0;
-  DeviceArray<uint8_t> states_;
+  DeviceArray<float> states_;
   DeviceArray<uint16_t> entries_;
-  DeviceArray<float> d_x_, d_bias_, d_norm_;
-  DeviceArray<int64_t> d_state_slots_, d_entry_slots_;
+  DeviceArray<float> d_bias_, d_norm_;
+  DeviceArray<int64_t> d_entry_slots_;
   DeviceArray<int> d_tables_;
 };
 
@@ -414,7 +407,6 @@ TEST(CompressEntriesArguments, AreRefused) {
   good.compressors[0].overlaps = true;
   good.compressors[0].state_block_size = 8;
   good.compressors[0].entry_block_size = 4;
-  good.compressors[0].x_stride = 2048;
   const auto refused = [&](auto change) {
     CompressParams params = good;
     change(params);
@@ -439,7 +431,7 @@ TEST(CompressEntriesArguments, AreRefused) {
     p.compressors[1].ratio = 128;
     p.compressors[1].overlaps = false;
   });
-  refused([](CompressParams& p) { p.compressors[0].x_stride = 2044; });
+  refused([](CompressParams& p) { p.compressors[0].state_block_size = 0; });
 }
 
 }  // namespace

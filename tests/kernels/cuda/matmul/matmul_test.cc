@@ -3,7 +3,6 @@
 // because every form of weights goes through one list of cases.
 #include "outrider/kernels/cuda/matmul/matmul.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +16,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul/matmul_shape.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/matmul/matmul_shapes.h"
 #include "tests/kernels/cuda/matmul/matmul_world.h"
 
 namespace outrider::cuda {
@@ -37,40 +37,6 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 constexpr int kRows = 300;
 constexpr int kPad = 8;  // columns between the rows of x and y
-
-constexpr auto kDeep = MatMulVariant::kDeep;
-constexpr auto kPair = MatMulVariant::kPair;
-constexpr auto kWide = MatMulVariant::kWide;
-
-/// Every body, and each form of sharing rows.
-constexpr MatMulShape kShapes[] = {
-    {.tokens = 8},
-    {.tokens = 16},
-    {.tokens = 32},
-    {.tokens = 64},
-    {.tokens = 128},
-    {.tokens = 8, .variant = kDeep},
-    {.tokens = 16, .variant = kDeep},
-    {.tokens = 32, .variant = kDeep},
-    {.tokens = 64, .variant = kDeep},
-    {.tokens = 192, .variant = kPair},
-    {.tokens = 256, .variant = kPair},
-    {.tokens = 128, .variant = kWide},
-    {.tokens = 256, .variant = kWide},
-    {.tokens = 128, .variant = kWide, .all_segments = true},
-    {.tokens = 64, .variant = kDeep, .all_segments = true},
-    {.tokens = 128, .all_segments = true},
-    {.tokens = 32, .shares = 2},
-    {.tokens = 64, .shares = 4},
-    {.tokens = 64, .variant = kDeep, .shares = 2},
-};
-
-std::string Name(const MatMulShape* shape) {
-  if (shape == nullptr) return "its own shape";
-  const char* const variants[] = {"usual", "deep", "pair", "wide"};
-  return fmt::format("{} tiles of {}, shared by {}{}", variants[static_cast<int>(shape->variant)],
-                     shape->tokens, shape->shares, shape->all_segments ? ", all segments" : "");
-}
 
 class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
  protected:
@@ -93,19 +59,8 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
 
   size_t Size() const { return GetParam().output == OutputType::kF32 ? 4 : 2; }
 
-  /// Null, and those of kShapes that this weight has.
   std::vector<const MatMulShape*> Shapes(bool numbered) const {
-    const bool bf16 = GetParam().format == WeightFormat::kBf16;
-    std::vector<const MatMulShape*> shapes = {nullptr};
-    for (const MatMulShape& shape : kShapes) {
-      const bool wide = shape.variant == kWide || shape.variant == kPair;
-      if (!bf16 && (shape.shares > 1 || shape.tokens > 128)) continue;
-      if (!bf16 && shape.all_segments && !wide) continue;
-      if (numbered && (shape.shares > 1 || (wide && bf16))) continue;
-      if (shape.shares * SegmentsOf(d_w_->weight()).count > 8) continue;
-      shapes.push_back(&shape);
-    }
-    return shapes;
+    return ShapesOf(d_w_->weight(), numbered);
   }
 
   MatMulParams Params(int rows, const MatMulShape* shape) const {
@@ -701,6 +656,32 @@ TEST(MatMulArguments, AreChecked) {
         p.w.k = 48;
       },
       "64 x 48 with codes of 4 bits: its columns must fill groups of 32");
+  const auto refused_destinations = [&](std::vector<MatMulDestination> destinations,
+                                        const char* text) {
+    refused(
+        [&](MatMulParams& p) {
+          p.num_destinations = static_cast<int>(destinations.size());
+          std::copy(destinations.begin(), destinations.end(), p.destinations);
+        },
+        text);
+  };
+  auto* const floats = reinterpret_cast<float*>(memory);
+  const MatMulDestination narrow = {.columns = 32, .y = floats, .row_stride = 32};
+  refused_destinations({narrow, narrow}, "destination 0 of 32 columns: a multiple of 64");
+  refused_destinations({narrow}, "destinations of 32 columns together for a weight of 64 rows");
+  refused_destinations({{.columns = 64, .y = floats + 1, .row_stride = 64}}, "16-byte aligned");
+  refused_destinations({{.columns = 64, .y = floats, .row_stride = 66}}, "a multiple of 4");
+  refused_destinations({{.columns = 64, .y = floats, .row_stride = 64, .block_size = 3}},
+                       "in blocks of 3 rows");
+  refused([](MatMulParams& p) { p.num_destinations = 6; }, "6 destinations: 1 to 5");
+  refused(
+      [&](MatMulParams& p) {
+        p.num_destinations = 1;
+        p.destinations[0] = {.columns = 64, .y = floats, .row_stride = 64};
+        p.accumulate = true;
+        p.y_type = OutputType::kF32;
+      },
+      "go to y");
   ExpectError([&] { PackWeight({}, good.w, nullptr); }, "a pointer to each matrix");
   ExpertMatMulParams experts;
   experts.max_rows = 1;

@@ -17,7 +17,6 @@ __global__ void __launch_bounds__(kPoolThreads)
   const Compressor& compressor = params.compressors[blockIdx.y];
   const int row = static_cast<int>(blockIdx.x) / kBlocks;
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
-  WriteState<kBlocks>(params, compressor, row, rank);
   PoolEntry<kGroups>(params, compressor, row, rank, shared);
 }
 
@@ -44,10 +43,6 @@ void Check(const CompressParams& params) {
     if (c.state_block_size < 1 || c.state_block_stride % 16 != 0) {
       RefuseArgument("compressors: blocks of ", c.state_block_size, " rows, ", c.state_block_stride,
                      " bytes apart: the size must be positive, the distance a multiple of 16");
-    }
-    if (c.x_stride < 2 * c.channels() || c.x_stride % 4 != 0) {
-      RefuseArgument("compressors: x_stride is ", c.x_stride,
-                     ", it must be a multiple of 4 and at least ", 2 * c.channels());
     }
     if (c.entry_block_size < 1 || c.entry_block_stride % 16 != 0) {
       RefuseArgument("compressors: blocks of ", c.entry_block_size, " entries, ",

@@ -1,12 +1,12 @@
-// The compressors of DeepSeek-V4: rows of tokens by position, and the entries that they complete.
+// The compressors of DeepSeek-V4: the entries that the rows of tokens complete.
 //
-// A token leaves a row of float32 values and as many gates, to which the bias of its position in a
-// group is added. Entry j stands for tokens [j * ratio, (j + 1) * ratio): in every channel the mean
-// of the values, weighted by the softmax of the gates; then normalised, and its last 64 numbers
+// A token leaves a row of float32 values and as many gates in the cache, by its position; the
+// products that make them write them there (MatMulDestination). Entry j stands for tokens
+// [j * ratio, (j + 1) * ratio): in every channel the mean of the values, weighted by the softmax of
+// the gates with the bias of each position in a group; then normalised, and its last 64 numbers
 // rotated by the angles of position j * ratio. It is written where the last of its tokens is a row
-// of the step, from the rows of its tokens: of earlier steps those in the cache, of this one what
-// it writes there. So an entry does not depend on how tokens were cut into steps, and a rejected
-// draft leaves nothing that is read before it is written again.
+// of the step, from the rows in the cache alone. So an entry does not depend on how tokens were cut
+// into steps, and a rejected draft leaves nothing that is read before it is written again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,18 +29,14 @@ struct Compressor {
 
   // Rows of tokens: channels() values, then gates. float32, 16-byte aligned, 16 bytes' multiples
   // apart.
-  float* states = nullptr;            // of block 0
+  const float* states = nullptr;      // of block 0
   int64_t state_block_stride = 0;     // bytes
   int state_block_size = 0;           // rows, which follow each other
   const int* state_blocks = nullptr;  // [requests, state_blocks_stride] on the device
   int state_blocks_stride = 0;
   int state_blocks_mask = -1;  // of the number of a block: its column
 
-  const float* x = nullptr;              // [rows, x_stride]: a token's row without the bias
-  int64_t x_stride = 0;                  // elements, a multiple of 4
-  const float* bias = nullptr;           // [ratio, channels()]
-  const int64_t* state_slots = nullptr;  // [rows] block * block size + place; negative: none
-
+  const float* bias = nullptr;  // [ratio, channels()], added to gates
   const float* norm = nullptr;  // [width]
   // bf16 [width], of block 0; 16-byte aligned. With `codes` e4m3, of index keys as WriteIndexKeys
   // stores them: behind a Hadamard transform, with a scale each behind the block's codes.
@@ -67,9 +63,9 @@ struct CompressParams {
   float magnitude = 1.0F;      // of its cos and sin
 };
 
-/// Writes the rows of the step's tokens, and the entries whose last tokens are rows of the step. An
-/// entry's bits depend on its tokens' rows and its position alone. Throws Error for parameters
-/// outside the ranges above; otherwise returns what the launch returned.
+/// Writes the entries whose last tokens are rows of the step; the rows of its tokens must be in the
+/// cache. An entry's bits depend on its tokens' rows and its position alone. Throws Error for
+/// parameters outside the ranges above; otherwise returns what the launch returned.
 cudaError_t CompressEntries(const CompressParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda

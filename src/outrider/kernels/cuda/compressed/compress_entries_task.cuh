@@ -105,9 +105,7 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
   const int end = params.positions[row] + 1;
   if (slot < 0 || end % c.ratio != 0) return;  // all blocks of a cluster alike
   const int first = end - c.ratio;
-  const CompressedRow of_row = params.rows[row];
-  const int request = of_row.request;
-  const int first_row = of_row.first_row;
+  const int request = params.rows[row].request;
   const int quads = c.width / 4 / kBlocks;
   const int thread = static_cast<int>(threadIdx.x);
   const int quad = thread % quads;
@@ -129,14 +127,6 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
       gates[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       if (position < 0) continue;
       const int offset = (c.overlaps && own ? c.width : 0) + column;
-      const int step_row = row - (end - 1 - position);
-      if (step_row >= first_row && c.state_slots[step_row] >= 0) {
-        // A row of this step, whose place in the cache another block is writing.
-        const float* const at = c.x + step_row * c.x_stride + offset;
-        values[i] = LoadFour(at);
-        gates[i] = LoadFour(at + channels) + LoadFour(BiasOf(c, position) + offset);
-        continue;
-      }
       const int block = c.state_blocks[static_cast<int64_t>(request) * c.state_blocks_stride +
                                        ((position / c.state_block_size) & c.state_blocks_mask)];
       const auto* of_block = reinterpret_cast<const uint8_t*>(c.states) +
@@ -144,7 +134,7 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
       const float* at = reinterpret_cast<const float*>(of_block) +
                         static_cast<int64_t>(position % c.state_block_size) * 2 * channels + offset;
       values[i] = LoadFour(at);
-      gates[i] = LoadFour(at + channels);
+      gates[i] = LoadFour(at + channels) + LoadFour(BiasOf(c, position) + offset);
     }
 #pragma unroll
     for (int i = 0; i < kPooledTokens; ++i) max = Largest(max, gates[i]);
@@ -215,27 +205,6 @@ __device__ __forceinline__ void PoolEntry(const CompressParams& params, const Co
                          RotateEntry(params, c.width, first, column, normal));
   }
   if constexpr (kBlocks > 1) ClusterWait();  // the others may still be reading this block's sum
-}
-
-/// Block `rank`'s part of a token's row, four numbers per thread.
-template <int kBlocks>
-__device__ __forceinline__ void WriteState(const CompressParams& params, const Compressor& c,
-                                           int row, int rank) {
-  const int64_t slot = c.state_slots[row];
-  if (slot < 0) return;
-  const int channels = c.channels();
-  auto* const block =
-      reinterpret_cast<uint8_t*>(c.states) + slot / c.state_block_size * c.state_block_stride;
-  float* const to = reinterpret_cast<float*>(block) + slot % c.state_block_size * (2 * channels);
-  const float* const from = c.x + static_cast<int64_t>(row) * c.x_stride;
-  const float* const bias = BiasOf(c, params.positions[row]);
-  const int threads = static_cast<int>(blockDim.x);
-  for (int i = (rank * threads + static_cast<int>(threadIdx.x)) * 4; i < 2 * channels;
-       i += kBlocks * threads * 4) {
-    float4 x = LoadFour(from + i);
-    if (i >= channels) x = x + LoadFour(bias + i - channels);
-    StoreFour(to + i, x);
-  }
 }
 
 }  // namespace outrider::cuda

@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(kPlanRowsThreads)
     // In a block: the row before its first, and its last.
     const int own = params.in_blocks ? length - end + first - 1 : position;
     const int last = params.in_blocks ? length - 1 : position;
-    at.first_row = first;
     at.window_begin = max(0, own - params.window + 1);
     at.window_count = max(0, last - at.window_begin + 1);
     if (params.ratio > 0) entries = max(0, (position + 1) / params.ratio);

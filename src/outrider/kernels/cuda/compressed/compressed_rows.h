@@ -17,7 +17,6 @@ struct alignas(16) CompressedRow {
   int32_t request;  // 0 for rows that read nothing
   int32_t window_begin;
   int32_t window_count;
-  int32_t first_row;  // of its request in the step
 };
 
 struct CompressedRowsParams {

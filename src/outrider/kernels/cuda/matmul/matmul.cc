@@ -138,6 +138,45 @@ void CheckRows(const char* what, const char* name, const void* data, int64_t str
   }
 }
 
+void CheckDestinations(const char* what, const MatMulParams& params) {
+  if (params.num_destinations < 0 || params.num_destinations > kMaxDestinations) {
+    throw InvalidArgument("{}: {} destinations: 1 to {} are possible, or 0 for y", what,
+                          params.num_destinations, kMaxDestinations);
+  }
+  if (params.w.gate_up || params.accumulate) {
+    throw InvalidArgument("{}: results of gate and up, or that are added, go to y", what);
+  }
+  int columns = 0;
+  for (int i = 0; i < params.num_destinations; ++i) {
+    const MatMulDestination& p = params.destinations[i];
+    const bool last = i == params.num_destinations - 1;
+    if (p.columns <= 0 || (!last && p.columns % kWeightRows != 0)) {
+      throw InvalidArgument(
+          "{}: destination {} of {} columns: a multiple of {} is possible, and any number in the "
+          "last one",
+          what, i, p.columns, kWeightRows);
+    }
+    columns += p.columns;
+    if (p.y == nullptr || !Aligned(p.y) || p.row_stride < p.columns || p.row_stride % 4 != 0) {
+      throw InvalidArgument(
+          "{}: destination {} at {} with a stride of {} elements: it must be 16-byte aligned, and "
+          "the stride a multiple of 4 that is at least {}",
+          what, i, static_cast<const void*>(p.y), p.row_stride, p.columns);
+    }
+    if (p.block_size < 1 || !std::has_single_bit(static_cast<unsigned>(p.block_size)) ||
+        p.block_stride < 0 || p.block_stride % 4 != 0) {
+      throw InvalidArgument(
+          "{}: destination {} in blocks of {} rows, {} elements apart: the size must be a power of "
+          "two, the distance a multiple of 4",
+          what, i, p.block_size, p.block_stride);
+    }
+  }
+  if (columns != params.w.n) {
+    throw InvalidArgument("{}: destinations of {} columns together for a weight of {} rows", what,
+                          columns, params.w.n);
+  }
+}
+
 /// Whether `blocks` blocks, `together` of them in a cluster, go better two per multiprocessor than
 /// as the hardware places them. Larger clusters may not find room then.
 bool TwoPerSm(int64_t blocks, int together) {
@@ -249,7 +288,11 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   }
   const int x_columns = params.groups * w.k;
   CheckRows(kWhat, "x", params.x, params.x_stride, x_columns);
-  CheckRows(kWhat, "y", params.y, params.y_stride, columns);
+  if (params.num_destinations == 0) {
+    CheckRows(kWhat, "y", params.y, params.y_stride, columns);
+  } else {
+    CheckDestinations(kWhat, params);
+  }
   if (params.x_rows != nullptr && params.x_size <= 0) {
     throw InvalidArgument("{}: row numbers into an x of {} rows: x_size must be positive", kWhat,
                           params.x_size);
@@ -283,9 +326,11 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   args.limits[0] = params.limits;
   args.first_shared = 1;
   args.accumulate = params.accumulate;
-  args.bf16_output = params.y_type == OutputType::kBf16;
+  args.bf16_output = params.y_type == OutputType::kBf16 && params.num_destinations == 0;
   args.y = params.y;
   args.y_stride = params.y_stride;
+  args.num_destinations = params.num_destinations;
+  std::copy_n(params.destinations, params.num_destinations, args.destinations);
   args.x_row_numbers = params.x_rows;
   args.weights_once = args.row_tiles == 1;
   const int tiles = args.row_tiles * args.column_tiles;

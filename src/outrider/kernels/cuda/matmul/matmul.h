@@ -133,6 +133,20 @@ struct GateUpLimits {
   float up = std::numeric_limits<float>::infinity();
 };
 
+/// Where some columns of a product's results go, as float32.
+struct MatMulDestination {
+  int columns = 0;         // behind those of the part before; a multiple of 64 but in the last one
+  float* y = nullptr;      // of block 0; 16-byte aligned
+  int64_t row_stride = 0;  // elements, a multiple of 4
+  // Rows of a paged cache: row r is the one in place slots[r] % block_size of block
+  // slots[r] / block_size; negative: it is not stored. On the device. Null: rows follow each other.
+  const int64_t* slots = nullptr;
+  int block_size = 1;        // a power of two
+  int64_t block_stride = 0;  // elements, a multiple of 4
+};
+
+inline constexpr int kMaxDestinations = 5;
+
 /// y[r] = W x[r], rounded to y_type; or y[r] += W x[r] (float32 only); with a gate_up weight
 /// y[r] = silu(gate) * up, n / 2 columns.
 struct MatMulParams {
@@ -151,6 +165,10 @@ struct MatMulParams {
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   bool accumulate = false;
+  // In the place of y: destinations that together have the columns. Not of gate and up, nor
+  // accumulated.
+  int num_destinations = 0;
+  MatMulDestination destinations[kMaxDestinations] = {};
   GateUpLimits limits;                 // of gate and up
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };

@@ -149,6 +149,8 @@ struct MatMulArguments {
   bool bf16_output;
   void* y;
   int64_t y_stride;
+  int num_destinations;  // in the place of y
+  MatMulDestination destinations[kMaxDestinations];
   // Rows of x one by one: those with x_row_numbers, or of the pairs of a routing.
   bool numbered;
   const int32_t* x_row_numbers;

@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 
+#include "outrider/kernels/cuda/matmul/matmul_destinations.cuh"
 #include "outrider/kernels/cuda/matmul/matmul_loads.cuh"
 
 namespace outrider::cuda {
@@ -221,6 +222,22 @@ __device__ __forceinline__ void PutRows(const MatMulArguments& args, uint32_t ar
   }
 }
 
+/// As PutRows, where results have destinations; from row `first` on.
+template <typename Area>
+__device__ __forceinline__ void PutRowsIn(const MatMulArguments& args, uint32_t area, int first,
+                                          int count, int column) {
+  const MatMulDestination& to = DestinationOf(args, column);
+  const int thread = threadIdx.x % 128;
+  const int piece = thread % Area::kPieces;
+#pragma unroll 1
+  for (int row = thread / Area::kPieces; row < count; row += Area::kRowsPerPass) {
+    const uint4 bits = LoadShared(area + Area::Offset(row, piece));
+    PutFourIn(to, first + row, column + piece * 4,
+              make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                          __uint_as_float(bits.w)));
+  }
+}
+
 /// Rows of y that a routing gives, of which a thread has every 128th. They are asked for before the
 /// sums, so that they are there after them.
 template <typename Body>
@@ -262,9 +279,14 @@ __device__ __forceinline__ void StoreThrough(const MatMulArguments& args,
     }
     PutSums<Area, kRows>(area, sums, first, tile.num_rows, LimitsOf(args, tile));
     NamedSync(1 + group, 128);
-    const ResultRows rows = {numbers.given ? shared.rows[group] + first % kNumbers : nullptr,
-                             tile.first_row + first};
-    PutRows<Area>(args, area, rows, min(kRows, tile.num_rows - first), column0, columns);
+    const int count = min(kRows, tile.num_rows - first);
+    if (Area::kFloats && Area::kColumns == 64 && args.num_destinations > 0) {
+      PutRowsIn<Area>(args, area, tile.first_row + first, count, column0);
+    } else {
+      const ResultRows rows = {numbers.given ? shared.rows[group] + first % kNumbers : nullptr,
+                               tile.first_row + first};
+      PutRows<Area>(args, area, rows, count, column0, columns);
+    }
     NamedSync(1 + group, 128);
   }
 }
@@ -377,9 +399,14 @@ __device__ __forceinline__ void PutClusterRows(const MatMulArguments& args, cons
 #pragma unroll
     for (int i = 0; i < kFoldItems; ++i) {
       const int item = first + i * step;
-      const int column = ((unit_row << log_groups) + (item & ((1 << log_groups) - 1))) * 4;
-      if (item < items && column < columns) {
-        PutFour(args, tile.first_row + (item >> log_groups), column, columns, values[i]);
+      int column = ((unit_row << log_groups) + (item & ((1 << log_groups) - 1))) * 4;
+      const int row = tile.first_row + (item >> log_groups);
+      if (item >= items || column >= columns) continue;
+      if (args.num_destinations > 0) {
+        const MatMulDestination& to = DestinationOf(args, column);
+        PutFourIn(to, row, column, values[i]);
+      } else {
+        PutFour(args, row, column, columns, values[i]);
       }
     }
   }
