@@ -14,12 +14,10 @@ __global__ void __launch_bounds__(kKdaThreads, 2)
     KdaAttentionKernel(const __grid_constant__ KdaAttentionParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
   LaunchDependents();
-  const int head = static_cast<int>(blockIdx.x);
-  const KdaChannel channel = LoadChannel(params.rows, head);
+  const KdaChannel channel = LoadChannel(params.rows, static_cast<int>(blockIdx.x));
   WaitForPriorGrid();
-  const int request = static_cast<int>(blockIdx.y);
-  if (params.rows.step.requests[request].num_rows == 0) return;
-  KdaTask(params, *reinterpret_cast<KdaShared*>(memory), request, head, channel).Run();
+  if (params.rows.step.requests[blockIdx.y].num_rows == 0) return;
+  KdaTask(params, *reinterpret_cast<KdaShared*>(memory), channel).Run();
 }
 
 void Check(const KdaAttentionParams& params) {
