@@ -10,8 +10,8 @@
 // A row is computed from its own numbers, the state and the earlier rows of its block, each sum in
 // one order: its bits do not depend on which rows run beside it, nor on whether the earlier ones
 // run in the same step or are kept rows.
-// Products with the state, and K^T u, are those of tensor cores, of float32 numbers in two parts of
-// TF32; all others are float32.
+// K_15j u_j^T are products on tensor cores, of float32 numbers in two parts of TF32; all others are
+// float32.
 #pragma once
 
 #include <cuda_runtime_api.h>

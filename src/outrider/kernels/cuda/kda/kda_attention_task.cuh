@@ -53,8 +53,8 @@ class KdaTask {
         KeepState(end_of_block);
       }
       // Weights are read again: registers hold none of them while rows run.
-      channel_ = HasFewRows() && end_of_block < End() ? LoadChannel(params_.rows, BlockHere())
-                                                      : KdaChannel{};
+      channel_ =
+          HasFewRows() && end_of_block < End() ? LoadChannel(params_.rows, Head()) : KdaChannel{};
     }
   }
 
@@ -327,7 +327,7 @@ class KdaTask {
   }
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x); }
   static __device__ __forceinline__ int Lane() { return Thread() % 32; }
-  static __device__ __forceinline__ int Head() { return static_cast<int>(blockIdx.x); }
+  static __device__ __forceinline__ int Head() { return BlockHere(); }
   static __device__ __forceinline__ int Number() { return static_cast<int>(blockIdx.y); }
   __device__ __forceinline__ int Piece() const { return params_.rows.memory.first_head + Head(); }
 

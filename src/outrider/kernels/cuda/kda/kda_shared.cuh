@@ -1,8 +1,6 @@
 // What the threads of a block share in the pass of Kimi Delta Attention, and sums over lanes.
 #pragma once
 
-#include <cstddef>
-
 #include "outrider/kernels/cuda/kda/kda_finish_row.cuh"
 
 namespace outrider::cuda {
@@ -11,7 +9,8 @@ inline constexpr int kKdaThreads = 128;
 inline constexpr int kKdaWarps = kKdaThreads / 32;
 static_assert(kKdaThreads == kKdaDim && kStateBlock == 16);
 
-/// Rows of a block of tokens. Lanes that touch 8 floats each of 4 rows meet 32 banks.
+/// Rows of a block of tokens. Lanes that touch 8 neighbouring floats of each of 4 rows meet all 32
+/// banks.
 using KdaTile = float[kStateBlock][kKdaDim + 8];
 
 /// The request of a block of threads.
@@ -27,7 +26,6 @@ struct KdaBlock {
 struct KdaShared {
   // Of two blocks of tokens in turn.
   alignas(16) KdaTile k[2];                              // then k P
-  float unused[16];                                      // lanes read 16 floats of k P and of q P
   alignas(16) KdaTile q[2];                              // then q P
   alignas(16) KdaTile decay[2];                          // then, of a whole block, K_15
   alignas(16) KdaTile value[2];                          // v, then u
@@ -41,7 +39,6 @@ struct KdaShared {
   KdaLengths lengths;
   KdaBlock block;
 };
-static_assert((offsetof(KdaShared, q) - offsetof(KdaShared, k)) / sizeof(float) % 32 == 16);
 // Two blocks run on a multiprocessor.
 static_assert(2 * (sizeof(KdaShared) + 1024) <= 196 * 1024);
 

@@ -24,9 +24,4 @@ OUTRIDER_HOST_DEVICE inline Tf32Parts SplitForTf32(float x) {
   return {high, FloatBits(RoundedSub(x, BitsFloat(high & kTf32Bits)))};
 }
 
-/// Likewise, with the high part cut off.
-OUTRIDER_HOST_DEVICE inline Tf32Parts CutForTf32(float x) {
-  return {FloatBits(x), FloatBits(RoundedSub(x, BitsFloat(FloatBits(x) & kTf32Bits)))};
-}
-
 }  // namespace outrider::cuda
