@@ -7,8 +7,62 @@
 namespace outrider::cuda {
 namespace {
 
-constexpr int kMostHeads = 1 << 20;
-constexpr int kMostRequests = 65535;  // of a grid's second dimension
+constexpr int kMost = 65535;  // of a grid's second dimension
+
+/// A head and 16 rows: what the rows of the whole block of tokens that begins in them, if one does,
+/// have to do with each other.
+__global__ void __launch_bounds__(kKdaThreads)
+    KdaTokenBlocksKernel(const __grid_constant__ KdaAttentionParams params) {
+  __shared__ KdaParts parts;
+  LaunchDependents();
+  WaitForPriorGrid();
+  const KdaRowsParams& rows = params.rows;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int head = static_cast<int>(blockIdx.y);
+  const int first = static_cast<int>(blockIdx.x) * kStateBlock;
+  bool begins = false;
+  bool replaces = false;
+  const int number = lane < kStateBlock ? rows.step.row_requests[first + lane] : -1;
+  if (number >= 0) {
+    const KdaRequest request = rows.step.requests[number];
+    const int position = request.context + (first + lane - request.first_row);
+    begins = position % kStateBlock == 0 && IsWhole(request, position);
+    replaces = begins && KeepsNoRow(request, position);
+  }
+  const unsigned begin = __ballot_sync(~0u, begins);
+  if (begin == 0) return;  // all threads alike
+  replaces = __any_sync(~0u, replaces);
+  const int64_t row = first + __ffs(static_cast<int>(begin)) - 1;
+  KdaTokenBlock& to = params.blocks[NumberOfWhole(row, rows.heads, head)];
+  const int64_t column = int64_t{head} * kKdaDim + thread;
+  const int64_t width = int64_t{rows.heads} * kKdaDim;
+  float* const q_rows = rows.q_out + row * width + column;
+  float* const k_rows = rows.k_out + row * width + column;
+  float* const decay_rows = rows.decay + row * rows.decay_stride + column;
+  KdaDecays decays;
+#pragma unroll 1
+  for (int t = 0; t < kStateBlock; ++t) {
+    const float q = q_rows[t * width];
+    const float k = k_rows[t * width];
+    decays.Take(t, k, decay_rows[t * rows.decay_stride]);
+    if (replaces) {
+      q_rows[t * width] = __fmul_rn(q, decays.product);
+      k_rows[t * width] = __fmul_rn(k, decays.product);
+    }
+    parts[t][thread / 32][lane] = decays.Part(k, q, lane);
+  }
+  if (replaces) {
+#pragma unroll
+    for (int j = 0; j < kStateBlock; ++j) decay_rows[j * rows.decay_stride] = decays.keys[j];
+  }
+  to.product[thread] = decays.product;
+  if (thread < kStateBlock) {
+    to.write[thread] = Sigmoid(params.write[(row + thread) * params.write_stride + head]);
+  }
+  __syncthreads();
+  AddParts(parts, 0, kStateBlock, thread, to);
+}
 
 __global__ void __launch_bounds__(kKdaThreads, 2)
     KdaAttentionKernel(const __grid_constant__ KdaAttentionParams params) {
@@ -23,12 +77,12 @@ __global__ void __launch_bounds__(kKdaThreads, 2)
 void Check(const KdaAttentionParams& params) {
   const KdaRowsParams& rows = params.rows;
   const KdaStep& step = rows.step;
-  if (step.num_rows < 0 || step.num_requests < 0 || step.num_requests > kMostRequests) {
+  if (step.num_rows < 0 || step.num_requests < 0 || step.num_requests > kMost) {
     RefuseArgument("KdaAttention: ", step.num_rows, " rows of ", step.num_requests,
-                   " requests: rows must not be negative, requests 0 to ", kMostRequests);
+                   " requests: rows must not be negative, requests 0 to ", kMost);
   }
-  if (rows.heads < 1 || rows.heads > kMostHeads) {
-    RefuseArgument("KdaAttention: heads is ", rows.heads, ", it must be 1 to ", kMostHeads);
+  if (rows.heads < 1 || rows.heads > kMost) {
+    RefuseArgument("KdaAttention: heads is ", rows.heads, ", it must be 1 to ", kMost);
   }
   const int64_t width = int64_t{rows.heads} * kKdaDim;
   if (rows.decay_stride < width || rows.decay_stride % 4 != 0) {
@@ -48,6 +102,9 @@ void Check(const KdaAttentionParams& params) {
     RefuseArgument("KdaAttention: page_bytes is ", rows.memory.page_bytes,
                    ", it must be a multiple of 16 that is at least ", kLeastPage);
   }
+  if (step.has_many_rows && params.blocks == nullptr) {
+    RefuseArgument("KdaAttention: a request has many rows, but there is no memory for blocks");
+  }
 }
 
 }  // namespace
@@ -56,11 +113,19 @@ cudaError_t KdaAttention(const KdaAttentionParams& params, cudaStream_t stream) 
   Check(params);
   if (params.rows.step.num_rows == 0 || params.rows.step.num_requests == 0) return cudaSuccess;
   static OncePerDevice once;
-  const cudaError_t error = once.Call([] {
+  cudaError_t error = once.Call([] {
     return cudaFuncSetAttribute(KdaAttentionKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 static_cast<int>(sizeof(KdaShared)));
   });
   if (error != cudaSuccess) return error;
+  const int sixteens = params.rows.step.num_rows / kStateBlock;
+  if (params.rows.step.has_many_rows && sixteens > 0) {
+    error = LaunchDependent(
+        KdaTokenBlocksKernel,
+        dim3(static_cast<unsigned>(sixteens), static_cast<unsigned>(params.rows.heads)),
+        dim3(kKdaThreads), 0, stream, params);
+    if (error != cudaSuccess) return error;
+  }
   return LaunchDependent(KdaAttentionKernel,
                          dim3(static_cast<unsigned>(params.rows.heads),
                               static_cast<unsigned>(params.rows.step.num_requests)),

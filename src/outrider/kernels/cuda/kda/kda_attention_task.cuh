@@ -39,10 +39,13 @@ class KdaTask {
       const int end_of_block = start + kStateBlock;
       const bool ends =
           end_of_block <= End() && (end_of_block < End() || end_of_block == StateEnd());
-      Decay(stage, start, first, rows, ends);
-      __syncthreads();
+      const bool whole = IsWhole(Own(), start);
+      if (!whole || !KeepsNoRow(Own(), start)) {
+        Decay(stage, start, first, rows, ends, whole);
+        __syncthreads();
+      }
       if (first < rows) {
-        AddParts(first, rows);
+        if (!whole) AddParts(shared_.parts, first, rows, Thread(), shared_.of_rows[stage]);
         state_.Read(shared_, stage, first, rows);
         __syncthreads();
         FinishRows(stage, start, first, rows);
@@ -146,6 +149,13 @@ class KdaTask {
           &shared_.decay[stage][t][column],
           params_.rows.decay + row * params_.rows.decay_stride + Head() * kKdaDim + column);
     }
+    if (IsWhole(block.request, start)) {
+      const auto* const from = reinterpret_cast<const float4*>(
+          params_.blocks + NumberOfWhole(RowOf(block, start), params_.rows.heads, Head()));
+      auto* const to = reinterpret_cast<float4*>(&shared_.of_rows[stage]);
+      constexpr int kPieces = sizeof(KdaTokenBlock) / sizeof(float4);
+      for (int i = Thread(); i < kPieces; i += kKdaThreads) CopySixteenBytes(to + i, from + i);
+    }
     CommitCopies();
   }
 
@@ -196,41 +206,30 @@ class KdaTask {
   }
 
   /// A thread takes one channel of all rows: products of decays, and the parts of the sums over
-  /// channels. Rows that run are kept.
-  __device__ __forceinline__ void Decay(int stage, int start, int first, int rows, bool ends) {
-    float keys[kStateBlock];  // K_tj of the row t that is at hand
-#pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) keys[j] = 0.0F;
-    float product = 1.0F;
-    const bool writes = Thread() >= first && Thread() < rows;
+  /// channels; these not of a whole block. Rows that run are kept.
+  __device__ __forceinline__ void Decay(int stage, int start, int first, int rows, bool ends,
+                                        bool whole) {
+    KdaDecays decays;
+    const bool writes = !whole && Thread() >= first && Thread() < rows;
     float write = 0.0F;
     if (writes) write = params_.write[RowOf(start + Thread()) * params_.write_stride + Head()];
 #pragma unroll 1
     for (int t = 0; t < rows; ++t) {
       const float decay = shared_.decay[stage][t][Thread()];
       const float k = shared_.k[stage][t][Thread()];
-      product = __fmul_rn(product, decay);
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) keys[j] = j == t ? k : __fmul_rn(keys[j], decay);
+      decays.Take(t, k, decay);
       if (t < first) continue;  // all threads alike
       const float q = shared_.q[stage][t][Thread()];
-      shared_.k[stage][t][Thread()] = __fmul_rn(k, product);
-      shared_.q[stage][t][Thread()] = __fmul_rn(q, product);
+      shared_.k[stage][t][Thread()] = __fmul_rn(k, decays.product);
+      shared_.q[stage][t][Thread()] = __fmul_rn(q, decays.product);
       KeepRow(start + t, k, decay);
-      float x[2 * kStateBlock];
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        x[j] = __fmul_rn(k, keys[j]);
-        x[kStateBlock + j] = __fmul_rn(q, keys[j]);
-      }
-      ScatterSums<2 * kStateBlock, 16, 1>(x, Lane());
-      shared_.parts[t][Thread() / 32][Lane()] = x[0];
+      if (!whole) shared_.parts[t][Thread() / 32][Lane()] = decays.Part(k, q, Lane());
     }
-    if (writes) shared_.write[Thread()] = Sigmoid(write);
+    if (writes) shared_.of_rows[stage].write[Thread()] = Sigmoid(write);
     if (!ends) return;
 #pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) shared_.decay[stage][j][Thread()] = keys[j];
-    shared_.product[Thread()] = product;
+    for (int j = 0; j < kStateBlock; ++j) shared_.decay[stage][j][Thread()] = decays.keys[j];
+    shared_.of_rows[stage].product[Thread()] = decays.product;
   }
 
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
@@ -246,49 +245,31 @@ class KdaTask {
     kept[4 * kKdaDim] = decay;
   }
 
-  __device__ __forceinline__ void AddParts(int first, int rows) const {
-    for (int i = first * 2 * kStateBlock + Thread(); i < rows * 2 * kStateBlock; i += kKdaThreads) {
-      const int t = i / (2 * kStateBlock);
-      const int j = i % (2 * kStateBlock);
-      const float sum = __fadd_rn(__fadd_rn(shared_.parts[t][0][j], shared_.parts[t][1][j]),
-                                  __fadd_rn(shared_.parts[t][2][j], shared_.parts[t][3][j]));
-      if (j < kStateBlock) {
-        shared_.keys[t][j] = sum;
-      } else {
-        shared_.queries[t][j - kStateBlock] = sum;
-      }
-    }
-  }
-
   /// A thread takes one value channel: what rows add, and their outputs.
   __device__ __forceinline__ void FinishRows(int stage, int start, int first, int rows) {
+    const KdaTokenBlock& of_rows = shared_.of_rows[stage];
+    const int kept_from = End() - kKeptStateRows - start;
+    float* out =
+        params_.out + RowOf(start + first) * params_.out_stride + Head() * kKdaDim + Thread();
     float u[kStateBlock];
 #pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) {
-      u[j] = j < first ? shared_.value[stage][j][Thread()] : 0.0F;
-    }
-#pragma unroll 1
-    for (int t = first; t < rows; ++t) {
-      const int64_t row = RowOf(start + t);
+    for (int t = 0; t < kStateBlock; ++t) {
+      float& value = shared_.value[stage][t][Thread()];
+      if (t >= rows) break;
+      u[t] = value;
+      if (t < first) continue;  // all threads alike
       float sum = shared_.of_key[t][Thread()];
+      float of_query = shared_.of_query[t][Thread()];
 #pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        if (j < t) sum = __fmaf_rn(shared_.keys[t][j], u[j], sum);
+      for (int j = 0; j < t; ++j) {
+        sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
+        of_query = __fmaf_rn(of_rows.queries[t][j], u[j], of_query);
       }
-      const float own =
-          __fmul_rn(shared_.write[t], __fsub_rn(shared_.value[stage][t][Thread()], sum));
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) u[j] = j == t ? own : u[j];
-      float out = shared_.of_query[t][Thread()];
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        if (j <= t) out = __fmaf_rn(shared_.queries[t][j], u[j], out);
-      }
-      shared_.value[stage][t][Thread()] = own;
-      params_.out[row * params_.out_stride + Head() * kKdaDim + Thread()] = out;
-      if (End() - (start + t) <= kKeptStateRows) {
-        Kept(start + t)[5 * kKdaDim + Thread()] = own;
-      }
+      u[t] = __fmul_rn(of_rows.write[t], __fsub_rn(u[t], sum));
+      value = u[t];
+      *out = __fmaf_rn(of_rows.queries[t][t], u[t], of_query);
+      out += params_.out_stride;
+      if (t >= kept_from) Kept(start + t)[5 * kKdaDim + Thread()] = u[t];
     }
   }
 

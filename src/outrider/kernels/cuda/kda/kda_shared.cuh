@@ -1,17 +1,15 @@
-// What the threads of a block share in the pass of Kimi Delta Attention, and sums over lanes.
+// What the threads of a block share in the pass of Kimi Delta Attention.
 #pragma once
 
 #include "outrider/kernels/cuda/kda/kda_finish_row.cuh"
+#include "outrider/kernels/cuda/kda/kda_token_block.cuh"
 
 namespace outrider::cuda {
 
-inline constexpr int kKdaThreads = 128;
-inline constexpr int kKdaWarps = kKdaThreads / 32;
-static_assert(kKdaThreads == kKdaDim && kStateBlock == 16);
-
-/// Rows of a block of tokens. Lanes that touch 8 neighbouring floats of each of 4 rows meet all 32
-/// banks.
-using KdaTile = float[kStateBlock][kKdaDim + 8];
+/// Rows of a block of tokens.
+using KdaTile = float[kStateBlock][kKdaDim];
+/// Lanes that touch 8 neighbouring floats of each of 4 rows meet all 32 banks.
+using KdaPaddedTile = float[kStateBlock][kKdaDim + 8];
 
 /// The request of a block of threads.
 struct KdaBlock {
@@ -25,38 +23,18 @@ struct KdaBlock {
 
 struct KdaShared {
   // Of two blocks of tokens in turn.
-  alignas(16) KdaTile k[2];                              // then k P
-  alignas(16) KdaTile q[2];                              // then q P
-  alignas(16) KdaTile decay[2];                          // then, of a whole block, K_15
-  alignas(16) KdaTile value[2];                          // v, then u
-  alignas(16) KdaTile of_key;                            // S^T (k P)
-  alignas(16) KdaTile of_query;                          // S^T (q P)
-  alignas(16) float product[kKdaDim];                    // P_15
-  float write[kStateBlock];                              // b
-  float parts[kStateBlock][kKdaWarps][2 * kStateBlock];  // of the sums below, by warp
-  alignas(16) float keys[kStateBlock][kStateBlock];      // k_t . K_tj
-  alignas(16) float queries[kStateBlock][kStateBlock];   // q_t . K_tj
+  alignas(16) KdaTile q[2];            // then q P
+  alignas(16) KdaTile k[2];            // then k P
+  alignas(16) KdaPaddedTile decay[2];  // then, of a block that ends, K_15
+  alignas(16) KdaPaddedTile value[2];  // v, then u
+  KdaTokenBlock of_rows[2];            // what rows have to do with each other
+  alignas(16) KdaTile of_key;          // S^T (k P)
+  alignas(16) KdaTile of_query;        // S^T (q P)
+  KdaParts parts;
   KdaLengths lengths;
   KdaBlock block;
 };
 // Two blocks run on a multiprocessor.
 static_assert(2 * (sizeof(KdaShared) + 1024) <= 196 * 1024);
-
-/// Sums of kCount values over the lanes that differ in the bits of kCount / 2 .. kLeast, all in one
-/// order: x[0 .. kLeast) of a lane become the sums of the values that these bits of it number.
-template <int kCount, int kMask, int kLeast>
-__device__ __forceinline__ void ScatterSums(float* x, int lane) {
-  if constexpr (kCount > kLeast) {
-    constexpr int kHalf = kCount / 2;
-    const bool upper = (lane & kMask) != 0;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float sent = upper ? x[i] : x[i + kHalf];
-      const float kept = upper ? x[i + kHalf] : x[i];
-      x[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, sent, kMask));
-    }
-    ScatterSums<kHalf, kMask / 2, kLeast>(x, lane);
-  }
-}
 
 }  // namespace outrider::cuda

@@ -53,8 +53,10 @@ class KdaState {
 
   /// The products of rows [first, rows) of a block of tokens with the state.
   __device__ __forceinline__ void Read(KdaShared& shared, int stage, int first, int rows) const {
+    int t = first;
 #pragma unroll 1
-    for (int t = first; t < rows; ++t) ReadRow(shared, stage, t);
+    for (; t + 1 < rows; t += 2) ReadRows<2>(shared, stage, t);
+    if (t < rows) ReadRows<1>(shared, stage, t);
   }
 
   /// The state of the next block of tokens. What the block adds is summed from zero, products with
@@ -95,7 +97,7 @@ class KdaState {
       }
 #pragma unroll
       for (int tokens = 0; tokens < 2; ++tokens) Multiply(sums, high, key_high, tokens);
-      const float4 product = LoadFour(&shared.product[16 * s + 4 * place.i]);
+      const float4 product = LoadFour(&shared.of_rows[stage].product[16 * s + 4 * place.i]);
       const float products[4] = {product.x, product.y, product.z, product.w};
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -131,21 +133,28 @@ class KdaState {
     }
   }
 
-  /// Chains over a lane's 32 key channels, then a tree over four lanes.
-  __device__ __forceinline__ void ReadRow(KdaShared& shared, int stage, int t) const {
+  /// Rows from t on: chains over a lane's 32 key channels, then a tree over four lanes.
+  template <int kRows>
+  __device__ __forceinline__ void ReadRows(KdaShared& shared, int stage, int t) const {
     const ThreadPlace place;
     const float* const k = &shared.k[stage][t][4 * place.i];
     const float* const q = &shared.q[stage][t][4 * place.i];
-    float x[8] = {};  // of four value channels: with the key, then with the query
+    float x[kRows][8] = {};  // of four value channels: with the key, then with the query
 #pragma unroll
     for (int s = 0; s < kSixteens; ++s) {
-      AddProducts(LoadFour(k + 16 * s), s, x);
-      AddProducts(LoadFour(q + 16 * s), s, x + 4);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        AddProducts(LoadFour(k + row * kKdaDim + 16 * s), s, x[row]);
+        AddProducts(LoadFour(q + row * kKdaDim + 16 * s), s, x[row] + 4);
+      }
     }
-    ScatterSums<8, 2, 2>(x, place.i);
     KdaTile& to = place.i >= 2 ? shared.of_query : shared.of_key;
-    *reinterpret_cast<float2*>(&to[t][place.value_channel + place.i % 2 * 2]) =
-        make_float2(x[0], x[1]);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      ScatterSums<8, 2, 2>(x[row], place.i);
+      *reinterpret_cast<float2*>(&to[t + row][place.value_channel + place.i % 2 * 2]) =
+          make_float2(x[row][0], x[row][1]);
+    }
   }
 
   __device__ __forceinline__ void AddProducts(const float4& row, int s, float* x) const {
