@@ -9,11 +9,20 @@ namespace {
 
 constexpr int kMost = 65535;  // of a grid's second dimension
 
+// Rows t and 15 - t of a block of tokens have 32 sums together: of row t t with keys, t + 1 with
+// queries. Those of the later row come first.
+constexpr int kPairs = kStateBlock / 2;
+
+/// Where the sum of row t with key (part 0) or query (part 1) j stands, among those of its pair.
+__device__ __forceinline__ int PlaceInPair(int t, int part, int j) {
+  return (t < kPairs ? 2 * (kStateBlock - 1 - t) + 1 : 0) + part * t + j;
+}
+
 /// A head and 16 rows: what the rows of the whole block of tokens that begins in them, if one does,
 /// have to do with each other.
 __global__ void __launch_bounds__(kKdaThreads)
     KdaTokenBlocksKernel(const __grid_constant__ KdaAttentionParams params) {
-  __shared__ KdaParts parts;
+  __shared__ KdaParts parts[kPairs];
   LaunchDependents();
   WaitForPriorGrid();
   const KdaRowsParams& rows = params.rows;
@@ -40,17 +49,43 @@ __global__ void __launch_bounds__(kKdaThreads)
   float* const q_rows = rows.q_out + row * width + column;
   float* const k_rows = rows.k_out + row * width + column;
   float* const decay_rows = rows.decay + row * rows.decay_stride + column;
-  KdaDecays decays;
-#pragma unroll 1
+  float q[kStateBlock];
+  float k[kStateBlock];
+  float decay[kStateBlock];
+#pragma unroll
   for (int t = 0; t < kStateBlock; ++t) {
-    const float q = q_rows[t * width];
-    const float k = k_rows[t * width];
-    decays.Take(t, k, decay_rows[t * rows.decay_stride]);
+    q[t] = q_rows[t * width];
+    k[t] = k_rows[t * width];
+    decay[t] = decay_rows[t * rows.decay_stride];
+  }
+  KdaDecays decays;
+  float keys[kPairs][kPairs];  // K_tj of the earlier rows
+#pragma unroll
+  for (int t = 0; t < kStateBlock; ++t) {
+    decays.Take(t, k[t], decay[t]);
     if (replaces) {
-      q_rows[t * width] = __fmul_rn(q, decays.product);
-      k_rows[t * width] = __fmul_rn(k, decays.product);
+      q_rows[t * width] = __fmul_rn(q[t], decays.product);
+      k_rows[t * width] = __fmul_rn(k[t], decays.product);
     }
-    parts[t][thread / 32][lane] = decays.Part(k, q, lane);
+    if (t < kPairs) {
+#pragma unroll
+      for (int j = 0; j <= t; ++j) keys[t][j] = decays.keys[j];
+      continue;
+    }
+    const int earlier = kStateBlock - 1 - t;
+    float x[32];
+#pragma unroll
+    for (int j = 0; j <= t; ++j) {
+      if (j < t) x[PlaceInPair(t, 0, j)] = __fmul_rn(k[t], decays.keys[j]);
+      x[PlaceInPair(t, 1, j)] = __fmul_rn(q[t], decays.keys[j]);
+    }
+#pragma unroll
+    for (int j = 0; j <= earlier; ++j) {
+      if (j < earlier) x[PlaceInPair(earlier, 0, j)] = __fmul_rn(k[earlier], keys[earlier][j]);
+      x[PlaceInPair(earlier, 1, j)] = __fmul_rn(q[earlier], keys[earlier][j]);
+    }
+    ScatterSums<32, 16, 1>(x, lane);
+    parts[t - kPairs][thread / 32][lane] = x[0];
   }
   if (replaces) {
 #pragma unroll
@@ -61,7 +96,14 @@ __global__ void __launch_bounds__(kKdaThreads)
     to.write[thread] = Sigmoid(params.write[(row + thread) * params.write_stride + head]);
   }
   __syncthreads();
-  AddParts(parts, 0, kStateBlock, thread, to);
+  for (int i = thread; i < 2 * kStateBlock * kStateBlock; i += kKdaThreads) {
+    const int part = i / (kStateBlock * kStateBlock);
+    const int t = i / kStateBlock % kStateBlock;
+    const int j = i % kStateBlock;
+    const int pair = t < kPairs ? kPairs - 1 - t : t - kPairs;
+    (part == 0 ? to.keys : to.queries)[t][j] =
+        j < t + part ? AddWarps(parts[pair], PlaceInPair(t, part, j)) : 0.0F;
+  }
 }
 
 __global__ void __launch_bounds__(kKdaThreads, 2)

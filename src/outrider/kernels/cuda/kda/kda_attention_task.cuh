@@ -47,9 +47,15 @@ class KdaTask {
       if (first < rows) {
         if (!whole) AddParts(shared_.parts, first, rows, Thread(), shared_.of_rows[stage]);
         state_.Read(shared_, stage, first, rows);
-        __syncthreads();
+        // From here to the next block of tokens, a warp writes what it alone reads: of its value
+        // channels. Sums of rows are of all warps.
+        if (whole) {
+          __syncwarp();
+        } else {
+          __syncthreads();
+        }
         FinishRows(stage, start, first, rows);
-        __syncthreads();
+        __syncwarp();
       }
       if (ends) {
         state_.Advance(shared_, stage);

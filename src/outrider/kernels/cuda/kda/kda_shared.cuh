@@ -30,7 +30,7 @@ struct KdaShared {
   KdaTokenBlock of_rows[2];            // what rows have to do with each other
   alignas(16) KdaTile of_key;          // S^T (k P)
   alignas(16) KdaTile of_query;        // S^T (q P)
-  KdaParts parts;
+  KdaParts parts[kStateBlock];         // of sums of rows
   KdaLengths lengths;
   KdaBlock block;
 };

@@ -11,8 +11,8 @@ inline constexpr int kKdaThreads = 128;
 inline constexpr int kKdaWarps = kKdaThreads / 32;
 static_assert(kKdaThreads == kKdaDim && kStateBlock == 16);
 
-/// Whether the block of tokens from `start` on is of a request of many rows, and all its rows run in
-/// the step: KdaTokenBlocksKernel computes its KdaTokenBlock.
+/// Whether the block of tokens from `start` on is of a request of many rows, and all its rows run
+/// in the step: KdaTokenBlocksKernel computes its KdaTokenBlock.
 __device__ __forceinline__ bool IsWhole(const KdaRequest& request, int start) {
   return request.num_rows > kKdaFewRows && start >= request.context &&
          start + kStateBlock <= request.context + request.num_rows;
@@ -58,7 +58,8 @@ struct KdaDecays {
     for (int j = 0; j < kStateBlock; ++j) keys[j] = j == t ? k : __fmul_rn(keys[j], decay);
   }
 
-  /// The warp's part of the row's sum that the lane has: k_t . K_tj in lanes j, q_t . K_tj in 16 + j.
+  /// The warp's part of the row's sum that the lane has: k_t . K_tj in lanes j, q_t . K_tj in 16 +
+  /// j.
   __device__ __forceinline__ float Part(float k, float q, int lane) const {
     float x[2 * kStateBlock];
 #pragma unroll
@@ -71,17 +72,21 @@ struct KdaDecays {
   }
 };
 
-/// Of sums, by row, warp and lane.
-using KdaParts = float[kStateBlock][kKdaWarps][2 * kStateBlock];
+/// Of sums: what each warp has in its lanes.
+using KdaParts = float[kKdaWarps][32];
+
+/// Sum i.
+__device__ __forceinline__ float AddWarps(const KdaParts& parts, int i) {
+  return __fadd_rn(__fadd_rn(parts[0][i], parts[1][i]), __fadd_rn(parts[2][i], parts[3][i]));
+}
 
 /// The sums of rows [first, rows).
-__device__ __forceinline__ void AddParts(const KdaParts& parts, int first, int rows, int thread,
-                                         KdaTokenBlock& sums) {
+__device__ __forceinline__ void AddParts(const KdaParts (&parts)[kStateBlock], int first, int rows,
+                                         int thread, KdaTokenBlock& sums) {
   for (int i = first * 2 * kStateBlock + thread; i < rows * 2 * kStateBlock; i += kKdaThreads) {
     const int t = i / (2 * kStateBlock);
     const int j = i % (2 * kStateBlock);
-    const float sum = __fadd_rn(__fadd_rn(parts[t][0][j], parts[t][1][j]),
-                                __fadd_rn(parts[t][2][j], parts[t][3][j]));
+    const float sum = AddWarps(parts[t], j);
     if (j < kStateBlock) {
       sums.keys[t][j] = sum;
     } else {
