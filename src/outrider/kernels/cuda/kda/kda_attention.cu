@@ -106,14 +106,33 @@ __global__ void __launch_bounds__(kKdaThreads)
   }
 }
 
+/// The requests that have many rows, or those that have not.
+template <bool kManyRows>
 __global__ void __launch_bounds__(kKdaThreads, 2)
     KdaAttentionKernel(const __grid_constant__ KdaAttentionParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
   LaunchDependents();
-  const KdaChannel channel = LoadChannel(params.rows, static_cast<int>(blockIdx.x));
+  KdaChannel channel = {};
+  if constexpr (!kManyRows) channel = LoadChannel(params.rows, static_cast<int>(blockIdx.x));
   WaitForPriorGrid();
-  if (params.rows.step.requests[blockIdx.y].num_rows == 0) return;
-  KdaTask(params, *reinterpret_cast<KdaShared*>(memory), channel).Run();
+  const int num_rows = params.rows.step.requests[blockIdx.y].num_rows;
+  if (num_rows == 0 || kManyRows != (num_rows > kKdaFewRows)) return;
+  KdaTask<kManyRows>(params, *reinterpret_cast<KdaShared*>(memory), channel).Run();
+}
+
+template <bool kManyRows>
+cudaError_t LaunchPass(const KdaAttentionParams& params, cudaStream_t stream) {
+  static OncePerDevice once;
+  const cudaError_t error = once.Call([] {
+    return cudaFuncSetAttribute(KdaAttentionKernel<kManyRows>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(sizeof(KdaShared)));
+  });
+  if (error != cudaSuccess) return error;
+  return LaunchDependent(KdaAttentionKernel<kManyRows>,
+                         dim3(static_cast<unsigned>(params.rows.heads),
+                              static_cast<unsigned>(params.rows.step.num_requests)),
+                         dim3(kKdaThreads), sizeof(KdaShared), stream, params);
 }
 
 void Check(const KdaAttentionParams& params) {
@@ -154,24 +173,19 @@ void Check(const KdaAttentionParams& params) {
 cudaError_t KdaAttention(const KdaAttentionParams& params, cudaStream_t stream) {
   Check(params);
   if (params.rows.step.num_rows == 0 || params.rows.step.num_requests == 0) return cudaSuccess;
-  static OncePerDevice once;
-  cudaError_t error = once.Call([] {
-    return cudaFuncSetAttribute(KdaAttentionKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(sizeof(KdaShared)));
-  });
-  if (error != cudaSuccess) return error;
   const int sixteens = params.rows.step.num_rows / kStateBlock;
-  if (params.rows.step.has_many_rows && sixteens > 0) {
-    error = LaunchDependent(
-        KdaTokenBlocksKernel,
-        dim3(static_cast<unsigned>(sixteens), static_cast<unsigned>(params.rows.heads)),
-        dim3(kKdaThreads), 0, stream, params);
+  if (params.rows.step.has_many_rows) {
+    if (sixteens > 0) {
+      const cudaError_t error = LaunchDependent(
+          KdaTokenBlocksKernel,
+          dim3(static_cast<unsigned>(sixteens), static_cast<unsigned>(params.rows.heads)),
+          dim3(kKdaThreads), 0, stream, params);
+      if (error != cudaSuccess) return error;
+    }
+    const cudaError_t error = LaunchPass</*kManyRows=*/true>(params, stream);
     if (error != cudaSuccess) return error;
   }
-  return LaunchDependent(KdaAttentionKernel,
-                         dim3(static_cast<unsigned>(params.rows.heads),
-                              static_cast<unsigned>(params.rows.step.num_requests)),
-                         dim3(kKdaThreads), sizeof(KdaShared), stream, params);
+  return LaunchPass</*kManyRows=*/false>(params, stream);
 }
 
 }  // namespace outrider::cuda

@@ -9,7 +9,9 @@
 
 namespace outrider::cuda {
 
-/// One head of one request.
+/// One head of one request: kManyRows if it has more than kKdaFewRows. The bits are the same; code
+/// for few is short, as a step fetches it anew.
+template <bool kManyRows>
 class KdaTask {
  public:
   /// channel: of the block's head.
@@ -30,7 +32,7 @@ class KdaTask {
     }
     int stage = 0;
     for (int start = Own().state_tokens; start < End(); start += kStateBlock, stage ^= 1) {
-      if (HasFewRows()) Finish(stage, start);
+      if constexpr (!kManyRows) Finish(stage, start);
       WaitForCopies();
       __syncthreads();  // the rows are there, and the other stage is free
       if (start + kStateBlock < End()) CopyRows(shared_.block, start + kStateBlock, stage ^ 1);
@@ -39,14 +41,14 @@ class KdaTask {
       const int end_of_block = start + kStateBlock;
       const bool ends =
           end_of_block <= End() && (end_of_block < End() || end_of_block == StateEnd());
-      const bool whole = IsWhole(Own(), start);
+      const bool whole = kManyRows && IsWhole(Own(), start);
       if (!whole || !KeepsNoRow(Own(), start)) {
         Decay(stage, start, first, rows, ends, whole);
         __syncthreads();
       }
       if (first < rows) {
         if (!whole) AddParts(shared_.parts, first, rows, Thread(), shared_.of_rows[stage]);
-        state_.Read(shared_, stage, first, rows);
+        state_.Read<kManyRows ? 2 : 1>(shared_, stage, first, rows);
         // From here to the next block of tokens, a warp writes what it alone reads: of its value
         // channels. Sums of rows are of all warps.
         if (whole) {
@@ -54,16 +56,20 @@ class KdaTask {
         } else {
           __syncthreads();
         }
-        FinishRows(stage, start, first, rows);
+        if constexpr (kManyRows) {
+          FinishRows(stage, start, first, rows);
+        } else {
+          FinishFewRows(stage, start, first, rows);
+        }
         __syncwarp();
       }
       if (ends) {
-        state_.Advance(shared_, stage);
+        state_.Advance<kManyRows ? 2 : 1>(shared_, stage);
         KeepState(end_of_block);
       }
       // Weights are read again: registers hold none of them while rows run.
       channel_ =
-          HasFewRows() && end_of_block < End() ? LoadChannel(params_.rows, Head()) : KdaChannel{};
+          !kManyRows && end_of_block < End() ? LoadChannel(params_.rows, Head()) : KdaChannel{};
     }
   }
 
@@ -101,8 +107,6 @@ class KdaTask {
     const int end = request.context + request.num_rows;
     return {request, end, (end - request.num_drafts) / kStateBlock * kStateBlock, kept - Memory()};
   }
-
-  __device__ __forceinline__ bool HasFewRows() const { return Own().num_rows <= kKdaFewRows; }
 
   /// Finishes and keeps the rows that run of the block of tokens from `start` on. A thread writes
   /// what it alone reads until all threads meet.
@@ -145,7 +149,7 @@ class KdaTask {
         CopySixteenBytes(&shared_.value[stage][t][column], row + 2 * kKdaDim);
         continue;
       }
-      if (block.request.num_rows <= kKdaFewRows) continue;
+      if constexpr (!kManyRows) continue;
       const int64_t row = RowOf(block, position);
       const int64_t at = row * params_.rows.heads * kKdaDim + Head() * kKdaDim + column;
       CopySixteenBytes(&shared_.q[stage][t][column], params_.rows.q_out + at);
@@ -155,7 +159,7 @@ class KdaTask {
           &shared_.decay[stage][t][column],
           params_.rows.decay + row * params_.rows.decay_stride + Head() * kKdaDim + column);
     }
-    if (IsWhole(block.request, start)) {
+    if (kManyRows && IsWhole(block.request, start)) {
       const auto* const from = reinterpret_cast<const float4*>(
           params_.blocks + NumberOfWhole(RowOf(block, start), params_.rows.heads, Head()));
       auto* const to = reinterpret_cast<float4*>(&shared_.of_rows[stage]);
@@ -241,7 +245,7 @@ class KdaTask {
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
     if (End() - position > kKeptStateRows) return;  // written over in this step
     float* const kept = Kept(position) + Thread();
-    if (!HasFewRows()) {
+    if constexpr (kManyRows) {
       const int64_t at = RowOf(position) * params_.rows.stride + Head() * kKdaDim + Thread();
       kept[0] = params_.rows.q[at];
       kept[kKdaDim] = params_.rows.k[at];
@@ -249,6 +253,36 @@ class KdaTask {
     }
     kept[3 * kKdaDim] = k;
     kept[4 * kKdaDim] = decay;
+  }
+
+  /// A thread takes one value channel: what rows add, and their outputs. As FinishRows, row by row.
+  __device__ __forceinline__ void FinishFewRows(int stage, int start, int first, int rows) {
+    const KdaTokenBlock& of_rows = shared_.of_rows[stage];
+    float u[kStateBlock];
+#pragma unroll
+    for (int j = 0; j < kStateBlock; ++j) {
+      u[j] = j < first ? shared_.value[stage][j][Thread()] : 0.0F;
+    }
+#pragma unroll 1
+    for (int t = first; t < rows; ++t) {
+      float sum = shared_.of_key[t][Thread()];
+#pragma unroll
+      for (int j = 0; j < kStateBlock; ++j) {
+        if (j < t) sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
+      }
+      const float own =
+          __fmul_rn(of_rows.write[t], __fsub_rn(shared_.value[stage][t][Thread()], sum));
+#pragma unroll
+      for (int j = 0; j < kStateBlock; ++j) u[j] = j == t ? own : u[j];
+      float out = shared_.of_query[t][Thread()];
+#pragma unroll
+      for (int j = 0; j < kStateBlock; ++j) {
+        if (j <= t) out = __fmaf_rn(of_rows.queries[t][j], u[j], out);
+      }
+      shared_.value[stage][t][Thread()] = own;
+      params_.out[RowOf(start + t) * params_.out_stride + Head() * kKdaDim + Thread()] = out;
+      if (End() - (start + t) <= kKeptStateRows) Kept(start + t)[5 * kKdaDim + Thread()] = own;
+    }
   }
 
   /// A thread takes one value channel: what rows add, and their outputs.

@@ -51,27 +51,59 @@ class KdaState {
     }
   }
 
-  /// The products of rows [first, rows) of a block of tokens with the state.
+  /// The products of rows [first, rows) of a block of tokens with the state, kTogether at a time.
+  template <int kTogether>
   __device__ __forceinline__ void Read(KdaShared& shared, int stage, int first, int rows) const {
     int t = first;
 #pragma unroll 1
-    for (; t + 1 < rows; t += 2) ReadRows<2>(shared, stage, t);
-    if (t < rows) ReadRows<1>(shared, stage, t);
+    for (; t + kTogether <= rows; t += kTogether) ReadRows<kTogether>(shared, stage, t);
+    if (kTogether > 1 && t < rows) ReadRows<1>(shared, stage, t);
   }
 
   /// The state of the next block of tokens. What the block adds is summed from zero, products with
-  /// low parts first.
+  /// low parts first. Rows m of a lane's sums kTogether at a time.
+  template <int kTogether>
   __device__ __forceinline__ void Advance(const KdaShared& shared, int stage) {
+    AdvanceRows<0, kTogether>(shared, stage);
+    if constexpr (kTogether == 1) AdvanceRows<1, 1>(shared, stage);
+  }
+
+ private:
+  static constexpr int kSixteens = kKdaDim / 16;
+
+  struct ThreadPlace {
+    /// In memory, of its first number.
+    __device__ __forceinline__ int Place() const { return 4 * i * kKdaDim + value_channel; }
+
+    int thread = ThreadHere();
+    int g = thread % 32 / 4;
+    int i = thread % 4;
+    int value_channel = thread / 32 * 32 + 4 * g;
+  };
+
+  template <int kCount>
+  static __device__ __forceinline__ void Multiply(float (&sums)[kCount][2][4],
+                                                  const uint32_t (&u)[kCount][2][4],
+                                                  const uint32_t (&keys)[2][2][2], int tokens) {
+#pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) MultiplyTf32(sums[m][e], u[m][tokens], keys[e][tokens]);
+    }
+  }
+
+  /// Of m from kFirst on.
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void AdvanceRows(const KdaShared& shared, int stage) {
     const ThreadPlace place;
-    uint32_t high[2][2][4];  // of u: by m, slice of 8 tokens
-    uint32_t low[2][2][4];
+    uint32_t high[kCount][2][4];  // of u: by m, slice of 8 tokens
+    uint32_t low[kCount][2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 four = LoadFour(&shared.value[stage][4 * i + place.i][place.value_channel]);
-      const float u[4] = {four.x, four.y, four.z, four.w};
+      const float* const u = &shared.value[stage][4 * i + place.i][place.value_channel];
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        const Tf32Parts parts = SplitForTf32(u[v]);
+      for (int v = 0; v < 2 * kCount; ++v) {
+        const Tf32Parts parts = SplitForTf32(u[2 * kFirst + v]);
         high[v / 2][i / 2][i % 2 * 2 + v % 2] = parts.high;
         low[v / 2][i / 2][i % 2 * 2 + v % 2] = parts.low;
       }
@@ -89,7 +121,7 @@ class KdaState {
         key_high[0][i / 2][i % 2] = first.high, key_high[1][i / 2][i % 2] = second.high;
         key_low[0][i / 2][i % 2] = first.low, key_low[1][i / 2][i % 2] = second.low;
       }
-      float sums[2][2][4] = {};  // by m, e
+      float sums[kCount][2][4] = {};  // by m, e
 #pragma unroll
       for (int tokens = 0; tokens < 2; ++tokens) {
         Multiply(sums, low, key_high, tokens);
@@ -102,34 +134,11 @@ class KdaState {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
 #pragma unroll
-        for (int v = 0; v < 4; ++v) {
-          float& number = numbers_[s][c][v];
+        for (int v = 0; v < 2 * kCount; ++v) {
+          float& number = numbers_[s][c][2 * kFirst + v];
           number = __fmaf_rn(products[c], number, sums[v / 2][c % 2][v % 2 * 2 + c / 2]);
         }
       }
-    }
-  }
-
- private:
-  static constexpr int kSixteens = kKdaDim / 16;
-
-  struct ThreadPlace {
-    /// In memory, of its first number.
-    __device__ __forceinline__ int Place() const { return 4 * i * kKdaDim + value_channel; }
-
-    int thread = ThreadHere();
-    int g = thread % 32 / 4;
-    int i = thread % 4;
-    int value_channel = thread / 32 * 32 + 4 * g;
-  };
-
-  static __device__ __forceinline__ void Multiply(float (&sums)[2][2][4],
-                                                  const uint32_t (&u)[2][2][4],
-                                                  const uint32_t (&keys)[2][2][2], int tokens) {
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) MultiplyTf32(sums[m][e], u[m][tokens], keys[e][tokens]);
     }
   }
 
