@@ -1,4 +1,5 @@
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
+#include "outrider/kernels/cuda/host/multiprocessors.h"
 #include "outrider/kernels/cuda/host/once_per_device.h"
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/kda/kda_attention.h"
@@ -120,19 +121,26 @@ __global__ void __launch_bounds__(kKdaThreads, 2)
   KdaTask<kManyRows>(params, *reinterpret_cast<KdaShared*>(memory), channel).Run();
 }
 
+/// Shared memory that leaves no room for a second block on a multiprocessor.
+constexpr size_t kOnePerSmBytes = 120 * 1024;
+static_assert(kOnePerSmBytes >= sizeof(KdaShared));
+
 template <bool kManyRows>
 cudaError_t LaunchPass(const KdaAttentionParams& params, cudaStream_t stream) {
   static OncePerDevice once;
   const cudaError_t error = once.Call([] {
     return cudaFuncSetAttribute(KdaAttentionKernel<kManyRows>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(sizeof(KdaShared)));
+                                static_cast<int>(kOnePerSmBytes));
   });
   if (error != cudaSuccess) return error;
+  // Blocks start where the kernel before leaves room: two on a multiprocessor, others idle.
+  const int64_t blocks = int64_t{params.rows.heads} * params.rows.step.num_requests;
+  const size_t bytes = blocks <= NumMultiprocessors() ? kOnePerSmBytes : sizeof(KdaShared);
   return LaunchDependent(KdaAttentionKernel<kManyRows>,
                          dim3(static_cast<unsigned>(params.rows.heads),
                               static_cast<unsigned>(params.rows.step.num_requests)),
-                         dim3(kKdaThreads), sizeof(KdaShared), stream, params);
+                         dim3(kKdaThreads), bytes, stream, params);
 }
 
 void Check(const KdaAttentionParams& params) {
