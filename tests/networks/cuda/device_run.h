@@ -163,13 +163,26 @@ struct Nearness {
   int32_t far_more = 0;
 };
 
-/// The device's rows must be as near to float32's as the CPU's are, whose operands are rounded
-/// alike.
-inline void ExpectAsNear(std::span<const float> device, std::span<const float> cpu_bf16,
-                         std::span<const float> cpu_f32, int64_t cols, const std::string& what,
+/// Errors of rows beside float32's, of a device and of a CPU whose operands are rounded alike.
+struct ErrorsOfRows {
+  std::vector<double> device;
+  std::vector<double> cpu;
+
+  void Add(std::span<const float> on_device, std::span<const float> cpu_bf16,
+           std::span<const float> cpu_f32, int64_t cols) {
+    const std::vector<double> ours = RowErrors(on_device, cpu_f32, cols);
+    const std::vector<double> cpus = RowErrors(cpu_bf16, cpu_f32, cols);
+    device.insert(device.end(), ours.begin(), ours.end());
+    cpu.insert(cpu.end(), cpus.begin(), cpus.end());
+  }
+};
+
+/// The device's rows must be as near as the CPU's are.
+inline void ExpectAsNear(ErrorsOfRows errors_of_rows, const std::string& what,
                          const Nearness& nearness = {}) {
-  const std::vector<double> ours = RowErrors(device, cpu_f32, cols);
-  const std::vector<double> cpus = RowErrors(cpu_bf16, cpu_f32, cols);
+  auto& [ours, cpus] = errors_of_rows;
+  std::sort(ours.begin(), ours.end());
+  std::sort(cpus.begin(), cpus.end());
   const size_t rows = ours.size();
   const auto far = [&](const std::vector<double>& errors) {
     return static_cast<size_t>(errors.end() -
@@ -184,6 +197,13 @@ inline void ExpectAsNear(std::span<const float> device, std::span<const float> c
                                                 nearness.far_more + 2 +
                                                 static_cast<double>(rows / 50))
       << what;
+}
+inline void ExpectAsNear(std::span<const float> device, std::span<const float> cpu_bf16,
+                         std::span<const float> cpu_f32, int64_t cols, const std::string& what,
+                         const Nearness& nearness = {}) {
+  ErrorsOfRows errors;
+  errors.Add(device, cpu_bf16, cpu_f32, cols);
+  ExpectAsNear(std::move(errors), what, nearness);
 }
 
 }  // namespace outrider::cuda

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/networks/cuda/device_run.h"
@@ -14,7 +16,7 @@
 
 namespace outrider::cuda {
 
-/// What ExpectLayersBesideCpu runs.
+/// What AddErrorsOfLayers runs.
 struct LayerComparison {
   const ModelConfig& config;
   const WeightSource& source;
@@ -28,9 +30,11 @@ struct LayerComparison {
   Nearness nearness = {};
 };
 
-/// Expects the residual stream after each layer, and the rows of each module, to be as near to
-/// float32's as those of the CPU whose operands are rounded alike (ExpectAsNear).
-inline void ExpectLayersBesideCpu(const LayerComparison& run) {
+/// By step and layer or module.
+using ErrorsOfLayers = std::map<std::string, ErrorsOfRows>;
+
+/// Adds the errors of the residual stream after each layer, and of the rows of each module.
+inline void AddErrorsOfLayers(const LayerComparison& run, ErrorsOfLayers& errors) {
   std::mt19937 random(2);
   TestNetwork network(run.config, run.source, run.modules);
   std::vector<KnownRequest> requests =
@@ -50,7 +54,8 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
   const std::vector<std::vector<Piece>> steps = {
       {{0, 0, 70}, {1, 0, run.first_chunk}, {2, 0, 3}},
       {{0, 70, 40}, {1, run.first_chunk, rest}, {2, 3, 40}}};
-  for (const std::vector<Piece>& pieces : steps) {
+  for (size_t step = 0; step < steps.size(); ++step) {
+    const std::vector<Piece>& pieces = steps[step];
     const auto assign = [&](int32_t shift) {
       std::vector<RequestWork> work;
       for (const Piece& piece : pieces) {
@@ -64,8 +69,8 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
     const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
     network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
       const auto i = static_cast<size_t>(layer);
-      ExpectAsNear(got, rounded[i], exact[i], run.config.hidden_size,
-                   fmt::format("layer {}", layer), run.nearness);
+      errors[fmt::format("step {}, layer {:2}", step, layer)].Add(got, rounded[i], exact[i],
+                                                                  run.config.hidden_size);
     });
     // The modules go on from equal rows, which bfloat16 holds.
     std::vector<uint16_t> previous;
@@ -80,10 +85,18 @@ inline void ExpectLayersBesideCpu(const LayerComparison& run) {
       for (const uint16_t bits : network.ForwardMtp(m, layout, cache, previous)) {
         got.push_back(ToFloat(BFloat16{bits}));
       }
-      ExpectAsNear(got, bf16.ForwardMtp(m, layout, equal), f32.ForwardMtp(m, layout, equal),
-                   network.output_width(), fmt::format("module {}", m), run.nearness);
+      errors[fmt::format("step {}, module {}", step, m)].Add(got, bf16.ForwardMtp(m, layout, equal),
+                                                             f32.ForwardMtp(m, layout, equal),
+                                                             network.output_width());
     }
   }
+}
+
+/// Expects them to be as near to float32's as those of the CPU whose operands are rounded alike.
+inline void ExpectLayersBesideCpu(const LayerComparison& run) {
+  ErrorsOfLayers errors;
+  AddErrorsOfLayers(run, errors);
+  for (const auto& [what, of_rows] : errors) ExpectAsNear(of_rows, what, run.nearness);
 }
 
 }  // namespace outrider::cuda

@@ -122,24 +122,80 @@ TEST_F(DeltaCudaOpsTest, LongStepsHaveTheBitsOfShortOnes) {
   EXPECT_TRUE(delta_test::EqualBits(states[0], states[1]));
 }
 
+// Blocks of tokens of which all rows run, at any row of a step, in steps of several requests; and
+// states behind them, of checkpoints too.
+TEST_F(DeltaCudaOpsTest, PromptsBesideEachOtherHaveTheBitsOfGeneratedRows) {
+  for (const bool bounded : {true, false}) {
+    const delta_test::Sizes sizes = {.head_dim = kHeadDim, .bounded = bounded, .decay_mean = -2};
+    delta_test::DeltaMachine machine(*gpu_, DType::kBF16, sizes);
+    std::vector<delta_test::TokenRows> rows;
+    std::vector<delta_test::Request> alone;
+    std::vector<std::vector<float>> expected;
+    for (const int32_t tokens : {350, 288, 130, 64}) {
+      rows.emplace_back(tokens, sizes, static_cast<uint32_t>(40 + tokens));
+      alone.push_back(machine.NewRequest());
+      for (const int32_t at : {16, 48, 64}) {
+        alone.back().tables.checkpoints.push_back({at, machine.StatePages()});
+      }
+      expected.push_back(machine.RunAll(alone.back(), rows.back(), 7));
+    }
+    std::mt19937 random(10);
+    for (int trial = 0; trial < 10; ++trial) {
+      std::vector<delta_test::Request> requests;
+      std::vector<std::vector<float>> out(rows.size());
+      for (const delta_test::Request& other : alone) {
+        requests.push_back(machine.NewRequest());
+        for (const StateCheckpoint& checkpoint : other.tables.checkpoints) {
+          requests.back().tables.checkpoints.push_back({checkpoint.tokens, machine.StatePages()});
+        }
+      }
+      while (true) {
+        std::vector<delta_test::Part> parts;
+        for (size_t i = 0; i < rows.size(); ++i) {
+          const int32_t left = rows[i].tokens - requests[i].computed;
+          const auto known = static_cast<int32_t>(1 + random() % (trial < 2 ? 400 : 120));
+          if (left == 0) continue;
+          parts.push_back({&requests[i], &rows[i], std::min(known, left), nullptr, 0, &out[i]});
+        }
+        if (parts.empty()) break;
+        std::ranges::shuffle(parts, random);
+        machine.Run(parts);
+        for (const delta_test::Part& part : parts) part.request->computed += part.known;
+      }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_TRUE(delta_test::EqualBits(out[i], expected[i])) << trial << ", request " << i;
+        const StateTables& own = requests[i].tables;
+        ASSERT_TRUE(delta_test::EqualBits(machine.StateOf(own.state),
+                                          machine.StateOf(alone[i].tables.state)))
+            << trial << ", request " << i;
+        for (size_t c = 0; c < own.checkpoints.size(); ++c) {
+          ASSERT_TRUE(delta_test::EqualBits(machine.StateOf(own.checkpoints[c].pages),
+                                            machine.StateOf(alone[i].tables.checkpoints[c].pages)))
+              << trial << ", request " << i << ", checkpoint " << c;
+        }
+      }
+    }
+  }
+}
+
 // Every path of the pass: prompts, decodes with drafts, a checkpoint and a request that starts from
 // it.
 TEST_F(DeltaCudaOpsTest, SmallForTheSanitizers) {
   const delta_test::Sizes sizes = {.head_dim = kHeadDim, .decay_mean = -2};
   delta_test::DeltaMachine machine(*gpu_, DType::kBF16, sizes);
-  const delta_test::TokenRows rows(60, sizes, 15);
+  const delta_test::TokenRows rows(80, sizes, 15);
   delta_test::Request first = machine.NewRequest();
   first.tables.checkpoints.push_back({32, machine.StatePages()});
   std::vector<float> out;
-  machine.Run({{&first, &rows, 40, nullptr, 0, &out}});
-  first.computed = 40;
+  machine.Run({{&first, &rows, 60, nullptr, 0, &out}});
+  first.computed = 60;
   delta_test::Request second = machine.NewRequest();
   second.tables.restored = first.tables.checkpoints.front().pages;
   second.computed = second.state_tokens = 32;
   second.restores = true;
   std::vector<float> other;
   machine.Run({{&first, &rows, 1, &rows, 9, &out}, {&second, &rows, 8, nullptr, 0, &other}});
-  first.computed = 41 + 9;
+  first.computed = 61 + 9;
   second.computed = 40;
   machine.Run({{&first, &rows, 1, nullptr, 0, &out}, {&second, &rows, 11, nullptr, 0, &other}});
   const auto from = static_cast<std::ptrdiff_t>(32 * rows.width);

@@ -70,6 +70,7 @@ void CudaOps::DeltaAttention(const Context& context, const DeltaShape& shape,
   pass.write_stride = write.stride;
   pass.out = Floats(results.rows());
   pass.out_stride = results.rows().stride;
+  pass.blocks = context.arena.Take<KdaTokenBlock>(rows / kStateBlock * shape.heads);
   CheckCuda(KdaAttention(pass, stream_), "linear attention");
   results.Finish();
 }

@@ -127,6 +127,9 @@ TEST(KdaArguments, OthersAreRefused) {
   pass.write_stride = 1;
   EXPECT_THROW(KdaAttention(pass, nullptr), Error);
   pass.write_stride = 2;
+  pass.rows.step.has_many_rows = true;
+  EXPECT_THROW(KdaAttention(pass, nullptr), Error);  // no memory for blocks
+  pass.rows.step.has_many_rows = false;
   pass.rows.step.num_requests = 70000;
   EXPECT_THROW(KdaAttention(pass, nullptr), Error);
   GateHeadsParams gates;

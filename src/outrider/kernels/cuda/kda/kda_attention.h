@@ -10,6 +10,8 @@
 // A row is computed from its own numbers, the state and the earlier rows of its block, each sum in
 // one order: its bits do not depend on which rows run beside it, nor on whether the earlier ones
 // run in the same step or are kept rows.
+// K_15j u_j^T are products on tensor cores, of float32 numbers in two parts of TF32; all others are
+// float32.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,19 +22,31 @@
 
 namespace outrider::cuda {
 
+/// Of a head and a block of 16 tokens: what its rows have to do with each other before the state
+/// comes in.
+struct alignas(16) KdaTokenBlock {
+  float keys[kStateBlock][kStateBlock];     // k_t . K_tj, of row t those with j < t
+  float queries[kStateBlock][kStateBlock];  // q_t . K_tj, j <= t
+  float product[kKdaDim];                   // P_15
+  float write[kStateBlock];                 // b
+};
+
 struct KdaAttentionParams {
   KdaRowsParams rows;            // KdaRows ran with them; decay is 16-byte aligned, its stride a
-                                 // multiple of 4
+                                 // multiple of 4; all rows that KdaRows left may be written over
   const float* write = nullptr;  // [num_rows, write_stride], of heads numbers, before sigmoid
   int64_t write_stride = 0;
   float* out = nullptr;  // [num_rows, out_stride]
   int64_t out_stride = 0;
+  // [num_rows / 16, heads], 16-byte aligned, where a request has many rows.
+  KdaTokenBlock* blocks = nullptr;
 };
 
 /// Runs the rows of every request in order, in one block per request and head. Leaves the state of
 /// all tokens that are no drafts, up to a multiple of 16, the checkpoints on the way, and the last
-/// 32 rows of each request as kept rows. Throws Error for parameters outside the ranges above;
-/// otherwise returns what the launch returned.
+/// 32 rows of each request as kept rows. Where a request has many rows, a launch before the pass
+/// computes what needs no state, for all blocks of 16 tokens of which all rows run. Throws Error
+/// for parameters outside the ranges above; otherwise returns what the launches returned.
 cudaError_t KdaAttention(const KdaAttentionParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda

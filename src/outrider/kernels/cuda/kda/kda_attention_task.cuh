@@ -1,114 +1,75 @@
 // The pass over the state of one head of one request, a block of 128 threads. The state is in
-// registers: a thread has 16 key channels of 8 value channels. Rows come through shared memory, a
-// block of 16 tokens at a time, copied while the one before is computed. Longer than most files:
-// the steps of one pass share its registers.
+// registers (kda_state.cuh). Rows come through shared memory, a block of 16 tokens at a time,
+// copied while the one before is computed.
 #pragma once
 
 #include "outrider/base/rounded_exp.h"
-#include "outrider/kernels/cuda/hopper/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/kda/kda_attention.h"
-#include "outrider/kernels/cuda/kda/kda_finish_row.cuh"
-#include "outrider/kernels/cuda/rows/row_values.cuh"
+#include "outrider/kernels/cuda/kda/kda_state.cuh"
 
 namespace outrider::cuda {
 
-inline constexpr int kKdaThreads = 128;
-inline constexpr int kKdaWarps = kKdaThreads / 32;
-static_assert(kKdaThreads == kKdaDim && kStateBlock == 16);
-
-/// Rows of a block of tokens.
-using KdaTile = float[kStateBlock][kKdaDim];
-
-struct KdaShared {
-  // Of two blocks of tokens in turn.
-  alignas(16) KdaTile q[2];                              // then q P
-  alignas(16) KdaTile k[2];                              // then k P
-  alignas(16) KdaTile decay[2];                          // then, of a whole block, K_15
-  alignas(16) KdaTile value[2];                          // v, then u
-  alignas(16) KdaTile of_key;                            // S^T (k P)
-  alignas(16) KdaTile of_query;                          // S^T (q P)
-  alignas(16) float product[kKdaDim];                    // P_15
-  float write[kStateBlock];                              // b
-  float parts[kStateBlock][kKdaWarps][2 * kStateBlock];  // of the sums below, by warp
-  alignas(16) float keys[kStateBlock][kStateBlock];      // k_t . K_tj
-  alignas(16) float queries[kStateBlock][kStateBlock];   // q_t . K_tj
-  KdaLengths lengths;
-};
-
-__device__ __forceinline__ void CopySixteenBytes(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(to)), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-__device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-/// Sums of kCount values over the lanes that differ in the bits of kCount / 2 .. kLeast, all in one
-/// order: x[0 .. kLeast) of a lane become the sums of the values that these bits of it number.
-template <int kCount, int kMask, int kLeast>
-__device__ __forceinline__ void ScatterSums(float* x, int lane) {
-  if constexpr (kCount > kLeast) {
-    constexpr int kHalf = kCount / 2;
-    const bool upper = (lane & kMask) != 0;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float sent = upper ? x[i] : x[i + kHalf];
-      const float kept = upper ? x[i + kHalf] : x[i];
-      x[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, sent, kMask));
-    }
-    ScatterSums<kHalf, kMask / 2, kLeast>(x, lane);
-  }
-}
-
-/// One head of one request.
+/// One head of one request: kManyRows if it has more than kKdaFewRows. The bits are the same; code
+/// for few is short, as a step fetches it anew.
+template <bool kManyRows>
 class KdaTask {
  public:
+  /// channel: of the block's head.
   __device__ __forceinline__ KdaTask(const KdaAttentionParams& params, KdaShared& shared,
-                                     int number, int head, const KdaChannel& channel)
-      : params_(params),
-        shared_(shared),
-        number_(number),
-        request_(params.rows.step.requests[number]),
-        head_(head),
-        channel_(channel),
-        thread_(static_cast<int>(threadIdx.x)),
-        lane_(thread_ % 32),
-        end_(request_.context + request_.num_rows),
-        state_end_((end_ - request_.num_drafts) / kStateBlock * kStateBlock),
-        piece_(params.rows.memory.first_head + head),
-        kept_(RowPiece(params.rows.memory,
-                       params.rows.step.row_pages + int64_t{number} * params.rows.step.row_stride,
-                       piece_)) {}
+                                     const KdaChannel& channel)
+      : params_(params), shared_(shared), channel_(channel) {}
 
   __device__ __forceinline__ void Run() {
-    CopyRows(request_.state_tokens, 0);
-    LoadState();
-    if (thread_ / 32 == kKdaWarps - 1)
-      PrefetchForBlock(number_ * params_.rows.heads + head_ + kAhead);
+    {
+      const KdaBlock block = OwnBlock();
+      CopyRows(block, block.request.state_tokens, 0);
+      LoadState(block);
+      if (Thread() == 0) shared_.block = block;
+    }
+    __syncthreads();
+    if (Thread() / 32 == kKdaWarps - 1) {
+      PrefetchForBlock(Number() * params_.rows.heads + Head() + kAhead);
+    }
     int stage = 0;
-    for (int start = request_.state_tokens; start < end_; start += kStateBlock, stage ^= 1) {
-      if (HasFewRows()) Finish(stage, start);
+    for (int start = Own().state_tokens; start < End(); start += kStateBlock, stage ^= 1) {
+      if constexpr (!kManyRows) Finish(stage, start);
       WaitForCopies();
       __syncthreads();  // the rows are there, and the other stage is free
-      if (start + kStateBlock < end_) CopyRows(start + kStateBlock, stage ^ 1);
-      const int rows = min(kStateBlock, end_ - start);
-      const int first = max(0, request_.context - start);  // of the rows that run
+      if (start + kStateBlock < End()) CopyRows(shared_.block, start + kStateBlock, stage ^ 1);
+      const int rows = min(kStateBlock, End() - start);
+      const int first = max(0, Own().context - start);  // of the rows that run
       const int end_of_block = start + kStateBlock;
-      const bool ends = end_of_block <= end_ && (end_of_block < end_ || end_of_block == state_end_);
-      Decay(stage, start, first, rows, ends);
-      __syncthreads();
+      const bool ends =
+          end_of_block <= End() && (end_of_block < End() || end_of_block == StateEnd());
+      const bool whole = kManyRows && IsWhole(Own(), start);
+      if (!whole || !KeepsNoRow(Own(), start)) {
+        Decay(stage, start, first, rows, ends, whole);
+        __syncthreads();
+      }
       if (first < rows) {
-        AddParts(first, rows);
-        ReadState(stage, first, rows);
-        __syncthreads();
-        FinishRows(stage, start, first, rows);
-        __syncthreads();
+        if (!whole) AddParts(shared_.parts, first, rows, Thread(), shared_.of_rows[stage]);
+        state_.Read<kManyRows ? 2 : 1>(shared_, stage, first, rows);
+        // From here to the next block of tokens, a warp writes what it alone reads: of its value
+        // channels. Sums of rows are of all warps.
+        if (whole) {
+          __syncwarp();
+        } else {
+          __syncthreads();
+        }
+        if constexpr (kManyRows) {
+          FinishRows(stage, start, first, rows);
+        } else {
+          FinishFewRows(stage, start, first, rows);
+        }
+        __syncwarp();
       }
       if (ends) {
-        EndBlock(stage);
+        state_.Advance<kManyRows ? 2 : 1>(shared_, stage);
         KeepState(end_of_block);
       }
+      // Weights are read again: registers hold none of them while rows run.
+      channel_ =
+          !kManyRows && end_of_block < End() ? LoadChannel(params_.rows, Head()) : KdaChannel{};
     }
   }
 
@@ -128,9 +89,9 @@ class KdaTask {
     const int32_t* const pages = (request.restores != 0 ? step.restored_pages : step.state_pages) +
                                  int64_t{number} * step.state_stride;
     constexpr int kPart = kKdaDim * kKdaDim / 32;  // of a lane
-    PrefetchIntoL2(StatePiece(params_.rows.memory, pages, piece) + lane_ * kPart,
+    PrefetchIntoL2(StatePiece(params_.rows.memory, pages, piece) + Lane() * kPart,
                    kPart * static_cast<int>(sizeof(float)));
-    const int position = request.state_tokens + lane_;
+    const int position = request.state_tokens + Lane();
     if (position >= request.context) return;
     const float* const kept =
         RowPiece(params_.rows.memory, step.row_pages + int64_t{number} * step.row_stride, piece);
@@ -138,15 +99,22 @@ class KdaTask {
                    3 * kKdaDim * static_cast<int>(sizeof(float)));
   }
 
-  __device__ __forceinline__ bool HasFewRows() const { return request_.num_rows <= kKdaFewRows; }
+  __device__ __forceinline__ KdaBlock OwnBlock() const {
+    const KdaStep& step = params_.rows.step;
+    const KdaRequest request = step.requests[Number()];
+    const float* const kept = RowPiece(
+        params_.rows.memory, step.row_pages + int64_t{Number()} * step.row_stride, Piece());
+    const int end = request.context + request.num_rows;
+    return {request, end, (end - request.num_drafts) / kStateBlock * kStateBlock, kept - Memory()};
+  }
 
   /// Finishes and keeps the rows that run of the block of tokens from `start` on. A thread writes
   /// what it alone reads until all threads meet.
   __device__ __forceinline__ void Finish(int stage, int start) {
-    const int first = max(request_.context, start);
-    const int end = min(end_, start + kStateBlock);
+    const int first = max(Own().context, start);
+    const int end = min(End(), start + kStateBlock);
     if (first >= end) return;
-    const KdaRowSource source = SourceOf(params_.rows, request_, number_, head_);
+    const KdaRowSource source = SourceOf(params_.rows, Own(), Number(), Head());
     KdaWindow window;
     window.Begin(source, first);
 #pragma unroll 1
@@ -154,149 +122,131 @@ class KdaTask {
       const int t = position - start;
       window.Take(source, position);
       const int64_t at = RowOf(position) * params_.rows.decay_stride + source.column;
-      shared_.decay[stage][t][thread_] =
+      shared_.decay[stage][t][Thread()] =
           DecayFactor(params_.rows, params_.rows.decay[at], channel_);
-      if (end_ - position <= kKeptStateRows) {
-        float* const kept = KeptRow(kept_, position) + thread_;
+      if (End() - position <= kKeptStateRows) {
+        float* const kept = Kept(position) + Thread();
 #pragma unroll
         for (int part = 0; part < 3; ++part) kept[part * kKdaDim] = window.x[part][kKdaConv - 1];
       }
       const KdaFinishedRow row = FinishRow(window, channel_, shared_.lengths);
-      shared_.q[stage][t][thread_] = row.q;
-      shared_.k[stage][t][thread_] = row.k;
-      shared_.value[stage][t][thread_] = row.v;
+      shared_.q[stage][t][Thread()] = row.q;
+      shared_.k[stage][t][Thread()] = row.k;
+      shared_.value[stage][t][Thread()] = row.v;
       window.Shift();
     }
   }
 
   /// Begins to copy the rows of the block of tokens from `start` on; not those that Finish makes.
-  __device__ __forceinline__ void CopyRows(int start, int stage) {
-    const int column = lane_ * 4;
-    for (int t = thread_ / 32; t < kStateBlock && start + t < end_; t += kKdaWarps) {
+  __device__ __forceinline__ void CopyRows(const KdaBlock& block, int start, int stage) {
+    const int column = Lane() * 4;
+    for (int t = Thread() / 32; t < kStateBlock && start + t < block.end; t += kKdaWarps) {
       const int position = start + t;
-      if (position < request_.context) {
-        const float* const row = KeptRow(kept_, position) + 3 * kKdaDim + column;
+      if (position < block.request.context) {
+        const float* const row = Kept(block, position) + 3 * kKdaDim + column;
         CopySixteenBytes(&shared_.k[stage][t][column], row);
         CopySixteenBytes(&shared_.decay[stage][t][column], row + kKdaDim);
         CopySixteenBytes(&shared_.value[stage][t][column], row + 2 * kKdaDim);
         continue;
       }
-      if (HasFewRows()) continue;
-      const int64_t row = RowOf(position);
-      const int64_t at = row * params_.rows.heads * kKdaDim + head_ * kKdaDim + column;
+      if constexpr (!kManyRows) continue;
+      const int64_t row = RowOf(block, position);
+      const int64_t at = row * params_.rows.heads * kKdaDim + Head() * kKdaDim + column;
       CopySixteenBytes(&shared_.q[stage][t][column], params_.rows.q_out + at);
       CopySixteenBytes(&shared_.k[stage][t][column], params_.rows.k_out + at);
       CopySixteenBytes(&shared_.value[stage][t][column], params_.rows.v_out + at);
       CopySixteenBytes(
           &shared_.decay[stage][t][column],
-          params_.rows.decay + row * params_.rows.decay_stride + head_ * kKdaDim + column);
+          params_.rows.decay + row * params_.rows.decay_stride + Head() * kKdaDim + column);
+    }
+    if (kManyRows && IsWhole(block.request, start)) {
+      const auto* const from = reinterpret_cast<const float4*>(
+          params_.blocks + NumberOfWhole(RowOf(block, start), params_.rows.heads, Head()));
+      auto* const to = reinterpret_cast<float4*>(&shared_.of_rows[stage]);
+      constexpr int kPieces = sizeof(KdaTokenBlock) / sizeof(float4);
+      for (int i = Thread(); i < kPieces; i += kKdaThreads) CopySixteenBytes(to + i, from + i);
     }
     CommitCopies();
   }
 
+  static __device__ __forceinline__ int64_t RowOf(const KdaBlock& block, int position) {
+    return block.request.first_row + (position - block.request.context);
+  }
   __device__ __forceinline__ int64_t RowOf(int position) const {
-    return request_.first_row + (position - request_.context);
+    return RowOf(shared_.block, position);
+  }
+  __device__ __forceinline__ float* Kept(const KdaBlock& block, int position) const {
+    return KeptRow(Memory() + block.kept, position);
+  }
+  __device__ __forceinline__ float* Kept(int position) const {
+    return Kept(shared_.block, position);
   }
   __device__ __forceinline__ const int32_t* OwnPages() const {
-    return params_.rows.step.state_pages + int64_t{number_} * params_.rows.step.state_stride;
+    return params_.rows.step.state_pages + int64_t{Number()} * params_.rows.step.state_stride;
   }
 
-  // A thread's key channels are 32 i + 4 (lane % 8) + 0..3, its value channels ValueChannel() +
-  // 0..3 and 16 further on.
-  __device__ __forceinline__ int KeyChannel(int i) const { return 32 * i + 4 * (lane_ % 8); }
-  __device__ __forceinline__ int ValueChannel() const {
-    return thread_ / 32 * 32 + 4 * (lane_ / 8);
-  }
-
-  __device__ __forceinline__ void LoadState() {
-    if (request_.state_tokens == 0) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) state_[i][c] = 0.0F;
-      }
+  __device__ __forceinline__ void LoadState(const KdaBlock& block) {
+    if (block.request.state_tokens == 0) {
+      state_.Clear();
       return;
     }
-    const bool restores = request_.restores != 0;
+    const bool restores = block.request.restores != 0;
     const int32_t* const pages = restores ? params_.rows.step.restored_pages +
-                                                int64_t{number_} * params_.rows.step.state_stride
+                                                int64_t{Number()} * params_.rows.step.state_stride
                                           : OwnPages();
-    const float* const from = StatePiece(params_.rows.memory, pages, piece_);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float* const row = from + (KeyChannel(i / 4) + i % 4) * kKdaDim + ValueChannel();
-      const float4 low = LoadFour(row);
-      const float4 high = LoadFour(row + 16);
-      state_[i][0] = low.x, state_[i][1] = low.y, state_[i][2] = low.z, state_[i][3] = low.w;
-      state_[i][4] = high.x, state_[i][5] = high.y, state_[i][6] = high.z, state_[i][7] = high.w;
-    }
+    const float* const from = StatePiece(params_.rows.memory, pages, Piece());
+    state_.Load(from);
     if (!restores) return;
-    if (state_end_ == request_.state_tokens) StoreState(OwnPages());
+    if (block.state_end == block.request.state_tokens) StoreState(OwnPages());
     // Rows before the state, as kept rows, but where a row of the step takes the place.
     for (int i = 0; i < kKdaConv - 1; ++i) {
-      const int position = request_.context - (kKdaConv - 1) + i;
-      if (end_ - position > kKeptStateRows) continue;
+      const int position = block.request.context - (kKdaConv - 1) + i;
+      if (block.end - position > kKeptStateRows) continue;
       for (int part = 0; part < 3; ++part) {
-        KeptRow(kept_, position)[part * kKdaDim + thread_] =
-            from[kKdaDim * kKdaDim + (i * 3 + part) * kKdaDim + thread_];
+        Kept(block, position)[part * kKdaDim + Thread()] =
+            from[kKdaDim * kKdaDim + (i * 3 + part) * kKdaDim + Thread()];
       }
     }
   }
 
   __device__ __forceinline__ float* StoreState(const int32_t* pages) const {
-    float* const to = StatePiece(params_.rows.memory, pages, piece_);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float* const row = to + (KeyChannel(i / 4) + i % 4) * kKdaDim + ValueChannel();
-      StoreFour(row, make_float4(state_[i][0], state_[i][1], state_[i][2], state_[i][3]));
-      StoreFour(row + 16, make_float4(state_[i][4], state_[i][5], state_[i][6], state_[i][7]));
-    }
+    float* const to = StatePiece(params_.rows.memory, pages, Piece());
+    state_.Store(to);
     return to;
   }
 
   /// A thread takes one channel of all rows: products of decays, and the parts of the sums over
-  /// channels. Rows that run are kept.
-  __device__ __forceinline__ void Decay(int stage, int start, int first, int rows, bool ends) {
-    float keys[kStateBlock];  // K_tj of the row t that is at hand
-#pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) keys[j] = 0.0F;
-    float product = 1.0F;
-    const bool writes = thread_ >= first && thread_ < rows;
+  /// channels; these not of a whole block. Rows that run are kept.
+  __device__ __forceinline__ void Decay(int stage, int start, int first, int rows, bool ends,
+                                        bool whole) {
+    KdaDecays decays;
+    const bool writes = !whole && Thread() >= first && Thread() < rows;
     float write = 0.0F;
-    if (writes) write = params_.write[RowOf(start + thread_) * params_.write_stride + head_];
+    if (writes) write = params_.write[RowOf(start + Thread()) * params_.write_stride + Head()];
 #pragma unroll 1
     for (int t = 0; t < rows; ++t) {
-      const float decay = shared_.decay[stage][t][thread_];
-      const float k = shared_.k[stage][t][thread_];
-      product = __fmul_rn(product, decay);
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) keys[j] = j == t ? k : __fmul_rn(keys[j], decay);
+      const float decay = shared_.decay[stage][t][Thread()];
+      const float k = shared_.k[stage][t][Thread()];
+      decays.Take(t, k, decay);
       if (t < first) continue;  // all threads alike
-      const float q = shared_.q[stage][t][thread_];
-      shared_.k[stage][t][thread_] = __fmul_rn(k, product);
-      shared_.q[stage][t][thread_] = __fmul_rn(q, product);
+      const float q = shared_.q[stage][t][Thread()];
+      shared_.k[stage][t][Thread()] = __fmul_rn(k, decays.product);
+      shared_.q[stage][t][Thread()] = __fmul_rn(q, decays.product);
       KeepRow(start + t, k, decay);
-      float x[2 * kStateBlock];
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        x[j] = __fmul_rn(k, keys[j]);
-        x[kStateBlock + j] = __fmul_rn(q, keys[j]);
-      }
-      ScatterSums<2 * kStateBlock, 16, 1>(x, lane_);
-      shared_.parts[t][thread_ / 32][lane_] = x[0];
+      if (!whole) shared_.parts[t][Thread() / 32][Lane()] = decays.Part(k, q, Lane());
     }
-    if (writes) shared_.write[thread_] = Sigmoid(write);
+    if (writes) shared_.of_rows[stage].write[Thread()] = Sigmoid(write);
     if (!ends) return;
 #pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) shared_.decay[stage][j][thread_] = keys[j];
-    shared_.product[thread_] = product;
+    for (int j = 0; j < kStateBlock; ++j) shared_.decay[stage][j][Thread()] = decays.keys[j];
+    shared_.of_rows[stage].product[Thread()] = decays.product;
   }
 
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
-    if (end_ - position > kKeptStateRows) return;  // written over in this step
-    float* const kept = KeptRow(kept_, position) + thread_;
-    if (!HasFewRows()) {
-      const int64_t at = RowOf(position) * params_.rows.stride + head_ * kKdaDim + thread_;
+    if (End() - position > kKeptStateRows) return;  // written over in this step
+    float* const kept = Kept(position) + Thread();
+    if constexpr (kManyRows) {
+      const int64_t at = RowOf(position) * params_.rows.stride + Head() * kKdaDim + Thread();
       kept[0] = params_.rows.q[at];
       kept[kKdaDim] = params_.rows.k[at];
       kept[2 * kKdaDim] = params_.rows.v[at];
@@ -305,122 +255,70 @@ class KdaTask {
     kept[4 * kKdaDim] = decay;
   }
 
-  __device__ __forceinline__ void AddParts(int first, int rows) const {
-    for (int i = first * 2 * kStateBlock + thread_; i < rows * 2 * kStateBlock; i += kKdaThreads) {
-      const int t = i / (2 * kStateBlock);
-      const int j = i % (2 * kStateBlock);
-      const float sum = __fadd_rn(__fadd_rn(shared_.parts[t][0][j], shared_.parts[t][1][j]),
-                                  __fadd_rn(shared_.parts[t][2][j], shared_.parts[t][3][j]));
-      if (j < kStateBlock) {
-        shared_.keys[t][j] = sum;
-      } else {
-        shared_.queries[t][j - kStateBlock] = sum;
-      }
+  /// A thread takes one value channel: what rows add, and their outputs. As FinishRows, row by row.
+  __device__ __forceinline__ void FinishFewRows(int stage, int start, int first, int rows) {
+    const KdaTokenBlock& of_rows = shared_.of_rows[stage];
+    float u[kStateBlock];
+#pragma unroll
+    for (int j = 0; j < kStateBlock; ++j) {
+      u[j] = j < first ? shared_.value[stage][j][Thread()] : 0.0F;
     }
-  }
-
-  /// The products of rows with the state.
-  __device__ __forceinline__ void ReadState(int stage, int first, int rows) {
 #pragma unroll 1
     for (int t = first; t < rows; ++t) {
-      float x[16];  // of 8 value channels: with the key, then with the query
+      float sum = shared_.of_key[t][Thread()];
 #pragma unroll
-      for (int c = 0; c < 16; ++c) x[c] = 0.0F;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float4 k = LoadFour(&shared_.k[stage][t][KeyChannel(i)]);
-        const float4 q = LoadFour(&shared_.q[stage][t][KeyChannel(i)]);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-          x[c] = Dot(k, i, c, x[c]);
-          x[8 + c] = Dot(q, i, c, x[8 + c]);
-        }
+      for (int j = 0; j < kStateBlock; ++j) {
+        if (j < t) sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
       }
-      // Over the 8 lanes of these value channels: each has two sums in the end.
-      ScatterSums<16, 4, 2>(x, lane_);
-      const int channel = ValueChannel() + 16 * (lane_ / 2 % 2) + 2 * (lane_ % 2);
-      KdaTile& to = (lane_ & 4) != 0 ? shared_.of_query : shared_.of_key;
-      *reinterpret_cast<float2*>(&to[t][channel]) = make_float2(x[0], x[1]);
+      const float own =
+          __fmul_rn(of_rows.write[t], __fsub_rn(shared_.value[stage][t][Thread()], sum));
+#pragma unroll
+      for (int j = 0; j < kStateBlock; ++j) u[j] = j == t ? own : u[j];
+      float out = shared_.of_query[t][Thread()];
+#pragma unroll
+      for (int j = 0; j < kStateBlock; ++j) {
+        if (j <= t) out = __fmaf_rn(of_rows.queries[t][j], u[j], out);
+      }
+      shared_.value[stage][t][Thread()] = own;
+      params_.out[RowOf(start + t) * params_.out_stride + Head() * kKdaDim + Thread()] = out;
+      if (End() - (start + t) <= kKeptStateRows) Kept(start + t)[5 * kKdaDim + Thread()] = own;
     }
-  }
-
-  __device__ __forceinline__ float Dot(const float4& x, int i, int c, float sum) const {
-    sum = __fmaf_rn(x.x, state_[4 * i][c], sum);
-    sum = __fmaf_rn(x.y, state_[4 * i + 1][c], sum);
-    sum = __fmaf_rn(x.z, state_[4 * i + 2][c], sum);
-    return __fmaf_rn(x.w, state_[4 * i + 3][c], sum);
   }
 
   /// A thread takes one value channel: what rows add, and their outputs.
   __device__ __forceinline__ void FinishRows(int stage, int start, int first, int rows) {
+    const KdaTokenBlock& of_rows = shared_.of_rows[stage];
+    const int kept_from = End() - kKeptStateRows - start;
+    float* out =
+        params_.out + RowOf(start + first) * params_.out_stride + Head() * kKdaDim + Thread();
     float u[kStateBlock];
 #pragma unroll
-    for (int j = 0; j < kStateBlock; ++j) {
-      u[j] = j < first ? shared_.value[stage][j][thread_] : 0.0F;
-    }
-#pragma unroll 1
-    for (int t = first; t < rows; ++t) {
-      const int64_t row = RowOf(start + t);
-      float sum = shared_.of_key[t][thread_];
+    for (int t = 0; t < kStateBlock; ++t) {
+      float& value = shared_.value[stage][t][Thread()];
+      if (t >= rows) break;
+      u[t] = value;
+      if (t < first) continue;  // all threads alike
+      float sum = shared_.of_key[t][Thread()];
+      float of_query = shared_.of_query[t][Thread()];
 #pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        if (j < t) sum = __fmaf_rn(shared_.keys[t][j], u[j], sum);
+      for (int j = 0; j < t; ++j) {
+        sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
+        of_query = __fmaf_rn(of_rows.queries[t][j], u[j], of_query);
       }
-      const float own =
-          __fmul_rn(shared_.write[t], __fsub_rn(shared_.value[stage][t][thread_], sum));
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) u[j] = j == t ? own : u[j];
-      float out = shared_.of_query[t][thread_];
-#pragma unroll
-      for (int j = 0; j < kStateBlock; ++j) {
-        if (j <= t) out = __fmaf_rn(shared_.queries[t][j], u[j], out);
-      }
-      shared_.value[stage][t][thread_] = own;
-      params_.out[row * params_.out_stride + head_ * kKdaDim + thread_] = out;
-      if (end_ - (start + t) <= kKeptStateRows) {
-        KeptRow(kept_, start + t)[5 * kKdaDim + thread_] = own;
-      }
-    }
-  }
-
-  /// The state of the next block of tokens.
-  __device__ __forceinline__ void EndBlock(int stage) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 product = LoadFour(&shared_.product[KeyChannel(i)]);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        state_[4 * i][c] = __fmul_rn(product.x, state_[4 * i][c]);
-        state_[4 * i + 1][c] = __fmul_rn(product.y, state_[4 * i + 1][c]);
-        state_[4 * i + 2][c] = __fmul_rn(product.z, state_[4 * i + 2][c]);
-        state_[4 * i + 3][c] = __fmul_rn(product.w, state_[4 * i + 3][c]);
-      }
-    }
-#pragma unroll 1
-    for (int j = 0; j < kStateBlock; ++j) {
-      const float4 low = LoadFour(&shared_.value[stage][j][ValueChannel()]);
-      const float4 high = LoadFour(&shared_.value[stage][j][ValueChannel() + 16]);
-      const float u[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float4 key = LoadFour(&shared_.decay[stage][j][KeyChannel(i)]);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-          state_[4 * i][c] = __fmaf_rn(key.x, u[c], state_[4 * i][c]);
-          state_[4 * i + 1][c] = __fmaf_rn(key.y, u[c], state_[4 * i + 1][c]);
-          state_[4 * i + 2][c] = __fmaf_rn(key.z, u[c], state_[4 * i + 2][c]);
-          state_[4 * i + 3][c] = __fmaf_rn(key.w, u[c], state_[4 * i + 3][c]);
-        }
-      }
+      u[t] = __fmul_rn(of_rows.write[t], __fsub_rn(u[t], sum));
+      value = u[t];
+      *out = __fmaf_rn(of_rows.queries[t][t], u[t], of_query);
+      out += params_.out_stride;
+      if (t >= kept_from) Kept(start + t)[5 * kKdaDim + Thread()] = u[t];
     }
   }
 
   /// Stores the state behind the first `tokens` tokens where the step leaves it: as the request's
   /// own, and as the checkpoints that stand there.
   __device__ __forceinline__ void KeepState(int tokens) const {
-    if (tokens == state_end_) StoreState(OwnPages());
-    if (tokens <= request_.context) return;
-    for (int i = request_.first_checkpoint; i < request_.end_checkpoint; ++i) {
+    if (tokens == StateEnd()) StoreState(OwnPages());
+    if (tokens <= Own().context) return;
+    for (int i = Own().first_checkpoint; i < Own().end_checkpoint; ++i) {
       if (params_.rows.step.checkpoint_tokens[i] != tokens) continue;
       float* const before = StoreState(params_.rows.step.checkpoint_pages +
                                        int64_t{i} * params_.rows.step.state_stride) +
@@ -428,7 +326,7 @@ class KdaTask {
       for (int row = 0; row < kKdaConv - 1; ++row) {
         const int position = tokens - (kKdaConv - 1) + row;
         for (int part = 0; part < 3; ++part) {
-          before[(row * 3 + part) * kKdaDim + thread_] = Before(part, position);
+          before[(row * 3 + part) * kKdaDim + Thread()] = Before(part, position);
         }
       }
     }
@@ -436,24 +334,28 @@ class KdaTask {
 
   /// Query, key or value (part 0, 1, 2) before the convolution.
   __device__ __forceinline__ float Before(int part, int position) const {
-    if (position < request_.context) return KeptRow(kept_, position)[part * kKdaDim + thread_];
+    if (position < Own().context) return Kept(position)[part * kKdaDim + Thread()];
     const float* const x = part == 0 ? params_.rows.q : part == 1 ? params_.rows.k : params_.rows.v;
-    return x[RowOf(position) * params_.rows.stride + head_ * kKdaDim + thread_];
+    return x[RowOf(position) * params_.rows.stride + Head() * kKdaDim + Thread()];
   }
+
+  // Registers are few: what is read now and then lies in shared memory.
+  __device__ __forceinline__ const KdaRequest& Own() const { return shared_.block.request; }
+  __device__ __forceinline__ int End() const { return shared_.block.end; }
+  __device__ __forceinline__ int StateEnd() const { return shared_.block.state_end; }
+  __device__ __forceinline__ float* Memory() const {
+    return reinterpret_cast<float*>(params_.rows.memory.data);
+  }
+  static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x); }
+  static __device__ __forceinline__ int Lane() { return Thread() % 32; }
+  static __device__ __forceinline__ int Head() { return BlockHere(); }
+  static __device__ __forceinline__ int Number() { return static_cast<int>(blockIdx.y); }
+  __device__ __forceinline__ int Piece() const { return params_.rows.memory.first_head + Head(); }
 
   const KdaAttentionParams& params_;
   KdaShared& shared_;
-  int number_;
-  KdaRequest request_;
-  int head_;
-  const KdaChannel& channel_;
-  int thread_;
-  int lane_;
-  int end_;        // position behind the last row
-  int state_end_;  // tokens of the state that the step leaves
-  int piece_;
-  float* kept_;
-  float state_[16][8];  // by key and value channel
+  KdaChannel channel_;
+  KdaState state_;
 };
 
 }  // namespace outrider::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "outrider/base/rounded_exp.h"
+#include "outrider/kernels/cuda/kda/kda_instructions.cuh"
 #include "outrider/kernels/cuda/kda/kda_pieces.cuh"
 #include "outrider/kernels/cuda/kda/kda_rows.h"
 #include "outrider/kernels/cuda/rows/row_values.cuh"
@@ -135,7 +136,7 @@ __device__ __forceinline__ KdaFinishedRow FinishRow(const KdaWindow& window,
   const float q = window.Convolve(0, channel.q_taps);
   const float k = window.Convolve(1, channel.k_taps);
   const float v = window.Convolve(2, channel.v_taps);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadHere();
   shared.channels[0][thread] = q;
   shared.channels[1][thread] = k;
   __syncthreads();

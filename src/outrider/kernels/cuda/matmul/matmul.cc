@@ -8,6 +8,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/host/device_memory.h"
+#include "outrider/kernels/cuda/host/multiprocessors.h"
 #include "outrider/kernels/cuda/matmul/matmul_shape.h"
 
 namespace outrider::cuda {

@@ -1,12 +1,10 @@
 #include "outrider/kernels/cuda/matmul/matmul_shape.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 
-#include "outrider/kernels/cuda/host/device_memory.h"
+#include "outrider/kernels/cuda/host/multiprocessors.h"
 
 namespace outrider::cuda {
 
@@ -89,18 +87,6 @@ MatMulShape ShapeOfManyRows(const PackedWeight& weight, int rows, const MatMulSe
 }
 
 }  // namespace
-
-int NumMultiprocessors() {
-  static const int count = [] {
-    int device = 0;
-    int value = 1;
-    CheckCuda(cudaGetDevice(&device), "the current device");
-    CheckCuda(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
-              "number of multiprocessors");
-    return value;
-  }();
-  return count;
-}
 
 const void* ScalesOf(const PackedWeight& weight) {
   const bool has_them = HasBlockScales(weight.format) || HasRowScales(weight.format);

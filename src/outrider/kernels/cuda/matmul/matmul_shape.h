@@ -5,8 +5,6 @@
 
 namespace outrider::cuda {
 
-int NumMultiprocessors();
-
 /// Where the scales of blocks or rows stand, of a weight that has them.
 const void* ScalesOf(const PackedWeight& weight);
 
