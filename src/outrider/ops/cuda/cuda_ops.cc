@@ -27,11 +27,6 @@ namespace outrider::cuda {
 
 namespace {
 
-/// Whether `second` begins where `first` ends.
-bool Follows(const void* first, size_t bytes, const void* second) {
-  return static_cast<const std::byte*>(first) + bytes == second;
-}
-
 /// Whether a product with such a weight exchanges numbers with other ranks.
 bool IsBroughtTogether(const WeightCut& cut) {
   return cut.input != Cut::kNone || cut.rows == Cut::kRows;

@@ -37,17 +37,18 @@ struct CudaExperts {
 inline const PackedWeight& Packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.packed);
 }
+/// Whether `second` begins where `first` ends.
+inline bool Follows(const void* first, size_t bytes, const void* second) {
+  return static_cast<const std::byte*>(first) + bytes == second;
+}
 /// Whether `second` lies behind `first` in memory, units and scales, so that both can be one weight
 /// (WeightLoader::SideBySide).
 inline bool LiesBehind(const PackedWeight& first, const PackedWeight& second) {
-  const auto follows = [](const void* a, size_t bytes, const void* b) {
-    return static_cast<const std::byte*>(a) + bytes == b;
-  };
   const size_t scales = PackedScaleBytes(first.format, first.n, first.k);
   return second.format == first.format && first.segments != 0 &&
          first.segments == second.segments && first.k == second.k && first.n % 64 == 0 &&
-         follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
-         (scales == 0 || (first.scales != nullptr && follows(first.scales, scales, second.scales)));
+         Follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
+         (scales == 0 || (first.scales != nullptr && Follows(first.scales, scales, second.scales)));
 }
 /// The numbers of a weight of WeightLoader::StreamMatrix.
 inline const float* FloatsOf(const Weight& w) {
