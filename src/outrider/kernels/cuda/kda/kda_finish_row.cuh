@@ -136,7 +136,7 @@ __device__ __forceinline__ KdaFinishedRow FinishRow(const KdaWindow& window,
   const float q = window.Convolve(0, channel.q_taps);
   const float k = window.Convolve(1, channel.k_taps);
   const float v = window.Convolve(2, channel.v_taps);
-  const int thread = ThreadHere();
+  const int thread = static_cast<int>(FreshThread());
   shared.channels[0][thread] = q;
   shared.channels[1][thread] = k;
   __syncthreads();

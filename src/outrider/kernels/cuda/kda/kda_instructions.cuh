@@ -28,14 +28,7 @@ __device__ __forceinline__ void MultiplyTf32(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// The thread's number, read again: what is computed of it takes no registers from use to use.
-__device__ __forceinline__ int ThreadHere() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-/// Likewise, blockIdx.x.
+/// As FreshThread, of blockIdx.x.
 __device__ __forceinline__ int BlockHere() {
   int block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));

@@ -75,7 +75,7 @@ class KdaState {
     /// In memory, of its first number.
     __device__ __forceinline__ int Place() const { return 4 * i * kKdaDim + value_channel; }
 
-    int thread = ThreadHere();
+    int thread = static_cast<int>(FreshThread());
     int g = thread % 32 / 4;
     int i = thread % 4;
     int value_channel = thread / 32 * 32 + 4 * g;
