@@ -26,6 +26,8 @@ struct Sizes {
   int32_t conv = 4;
   bool bounded = true;
   float decay_mean = 0;  // of the projected decays
+  /// Where the number of a key and a value channel stands in a state; null: in this order.
+  int (*state_place)(int key, int value) = nullptr;
 };
 
 /// What the tokens of a request bring, by position.
@@ -250,15 +252,22 @@ class DeltaMachine {
     return out;
   }
 
-  /// The state [heads, D, D] of a request, or of a checkpoint.
+  /// The state [heads, D, D] of a request, or of a checkpoint, by key and value channel.
   std::vector<float> StateOf(const std::vector<int32_t>& pages) {
     const auto size = static_cast<size_t>(sizes_.head_dim * sizes_.head_dim);
     std::vector<float> state(static_cast<size_t>(sizes_.heads) * size);
     for (int32_t h = 0; h < sizes_.heads; ++h) {
       const float* const piece = State().State(pages, sizes_.heads + h);
-      ops_.CopyToHost(
-          reinterpret_cast<const std::byte*>(piece),
-          std::as_writable_bytes(std::span(state).subspan(static_cast<size_t>(h) * size, size)));
+      std::vector<float> numbers(size);
+      ops_.CopyToHost(reinterpret_cast<const std::byte*>(piece),
+                      std::as_writable_bytes(std::span(numbers)));
+      for (size_t i = 0; i < size; ++i) {
+        const auto key = static_cast<int>(i) / sizes_.head_dim;
+        const auto value = static_cast<int>(i) % sizes_.head_dim;
+        const size_t place =
+            sizes_.state_place == nullptr ? i : static_cast<size_t>(sizes_.state_place(key, value));
+        state[static_cast<size_t>(h) * size + i] = numbers[place];
+      }
     }
     return state;
   }

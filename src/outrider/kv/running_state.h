@@ -26,8 +26,8 @@ struct RunningStateSpec {
   int32_t head_dim = 0;  // D
   int32_t conv = 0;      // rows that the short convolution reads, its own included
 
-  /// The state [D, D], by key and value channel, then the conv - 1 rows [3 D] before its position,
-  /// as the convolution reads them.
+  /// The state [D, D], then the conv - 1 rows [3 D] before its position, as the convolution reads
+  /// them. The state is by key and value channel, or in the order in which a device reads it.
   int64_t StateNumbers() const {
     return int64_t{head_dim} * head_dim + int64_t{conv - 1} * 3 * head_dim;
   }

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "outrider/kernels/cuda/kda/kda_step.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -59,7 +60,9 @@ TEST_F(DeltaCudaOpsTest, RowsAndStatesFollowTheRecurrence) {
       const delta_test::Sizes sizes = {
           .head_dim = kHeadDim, .bounded = bounded, .decay_mean = decay_mean};
       const delta_test::TokenRows rows(320, sizes, 11);
-      delta_test::DeltaMachine gpu(*gpu_, DType::kBF16, sizes);
+      delta_test::Sizes gpu_sizes = sizes;
+      gpu_sizes.state_place = KdaStatePlace;
+      delta_test::DeltaMachine gpu(*gpu_, DType::kBF16, gpu_sizes);
       delta_test::DeltaMachine cpu(cpu::GetCpuOps(SelectIsa()), DType::kF32, sizes);
       delta_test::Request on_gpu = gpu.NewRequest();
       delta_test::Request on_cpu = cpu.NewRequest();
@@ -74,8 +77,9 @@ TEST_F(DeltaCudaOpsTest, RowsAndStatesFollowTheRecurrence) {
 }
 
 TEST_F(DeltaCudaOpsTest, TheStateStaysRightOverManyTokens) {
-  delta_test::ExpectStateOfManyTokens(*gpu_, DType::kBF16,
-                                      {.heads = 1, .head_dim = kHeadDim, .decay_mean = -4}, 4000);
+  delta_test::ExpectStateOfManyTokens(
+      *gpu_, DType::kBF16,
+      {.heads = 1, .head_dim = kHeadDim, .decay_mean = -4, .state_place = KdaStatePlace}, 4000);
 }
 
 TEST_F(DeltaCudaOpsTest, BitsDoNotDependOnStepsOrDrafts) {

@@ -110,6 +110,18 @@ TEST_F(KdaRowsTest, HeadsAreGated) {
   }
 }
 
+TEST(KdaStates, EveryNumberHasAPlaceOfItsOwn) {
+  std::vector<bool> taken(size_t{kKdaDim} * kKdaDim);
+  for (int key = 0; key < kKdaDim; ++key) {
+    for (int value = 0; value < kKdaDim; ++value) {
+      const auto place = static_cast<size_t>(KdaStatePlace(key, value));
+      ASSERT_LT(place, taken.size());
+      ASSERT_FALSE(taken[place]) << key << ", " << value;
+      taken[place] = true;
+    }
+  }
+}
+
 TEST(KdaArguments, OthersAreRefused) {
   KdaRowsParams rows;
   rows.heads = 2;

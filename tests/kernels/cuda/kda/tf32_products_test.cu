@@ -1,9 +1,11 @@
-// Products on tensor cores of float32 numbers in two parts of TF32 (kda_instructions.cuh): sums are
-// near double precision. Needs compute capability 9.0.
+// What the pass of Kimi Delta Attention rests on: a number of a product of TF32 on tensor cores
+// depends on its row and its column alone, wherever the column stands and whatever the others are.
+// Sums of split products are near double precision. Needs compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -19,7 +21,8 @@ constexpr int kRows = 16;
 constexpr int kColumns = 8;
 constexpr int kDepth = 128;
 
-/// One warp: out [kRows, kColumns] = a [kRows, kDepth] by b [kColumns, kDepth].
+/// One warp: out [kRows, kColumns] = a [kRows, kDepth] by b [kColumns, kDepth], with a split as a
+/// state is.
 __global__ void __launch_bounds__(32) SplitProducts(const float* a, const float* b, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   const int g = lane / 4;
@@ -29,7 +32,7 @@ __global__ void __launch_bounds__(32) SplitProducts(const float* a, const float*
     uint32_t high[4];
     uint32_t low[4];
     for (int i = 0; i < 4; ++i) {
-      const Tf32Parts parts = SplitForTf32(a[(g + i % 2 * 8) * kDepth + k + i / 2 * 4]);
+      const Tf32Parts parts = CutForTf32(a[(g + i % 2 * 8) * kDepth + k + i / 2 * 4]);
       high[i] = parts.high;
       low[i] = parts.low;
     }
@@ -51,10 +54,11 @@ __global__ void __launch_bounds__(32) SplitProducts(const float* a, const float*
 
 class Tf32ProductsTest : public HopperTest<> {
  protected:
-  std::vector<float> Draw(int rows) {
+  std::vector<float> Draw(int rows, int exponents) {
     std::normal_distribution<float> normal;
+    std::uniform_int_distribution<int> exponent(-exponents, exponents);
     std::vector<float> values(static_cast<size_t>(rows) * kDepth);
-    for (float& x : values) x = normal(random_);
+    for (float& x : values) x = std::ldexp(normal(random_), exponent(random_));
     return values;
   }
 
@@ -73,7 +77,7 @@ class Tf32ProductsTest : public HopperTest<> {
 TEST_F(Tf32ProductsTest, AreNearDoublePrecision) {
   double worst = 0;
   for (int trial = 0; trial < 20; ++trial) {
-    const std::vector<float> a = Draw(kRows), b = Draw(kColumns);
+    const std::vector<float> a = Draw(kRows, 0), b = Draw(kColumns, 0);
     const std::vector<float> got = Run(a, b);
     for (int i = 0; i < kRows * kColumns; ++i) {
       double sum = 0, size = 0;
@@ -87,6 +91,29 @@ TEST_F(Tf32ProductsTest, AreNearDoublePrecision) {
   }
   RecordProperty("worst_error_of_terms", std::to_string(worst));
   EXPECT_LT(worst, 3e-7);
+}
+
+TEST_F(Tf32ProductsTest, AColumnsBitsAreItsOwn) {
+  for (const int exponents : {0, 30}) {
+    for (int trial = 0; trial < 20; ++trial) {
+      const std::vector<float> a = Draw(kRows, exponents), b = Draw(kColumns, exponents);
+      const std::vector<float> expected = Run(a, b);
+      for (int place = 0; place < kColumns; ++place) {
+        const int column = static_cast<int>(random_() % kColumns);
+        // Beside zeros, other numbers, or what is no number.
+        std::vector<float> alone(b.size(), trial % 3 == 0 ? 0.0F : NAN);
+        if (trial % 3 == 1) alone = Draw(kColumns, exponents);
+        std::copy_n(b.begin() + column * kDepth, kDepth, alone.begin() + place * kDepth);
+        const std::vector<float> got = Run(a, alone);
+        for (int row = 0; row < kRows; ++row) {
+          ASSERT_EQ(std::memcmp(&got[row * kColumns + place], &expected[row * kColumns + column],
+                                sizeof(float)),
+                    0)
+              << "row " << row << ", column " << column << " at " << place;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

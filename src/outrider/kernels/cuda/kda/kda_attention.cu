@@ -1,3 +1,4 @@
+#include "outrider/kernels/cuda/hopper/cluster_launch.h"
 #include "outrider/kernels/cuda/hopper/dependent_launch.h"
 #include "outrider/kernels/cuda/host/multiprocessors.h"
 #include "outrider/kernels/cuda/host/once_per_device.h"
@@ -135,12 +136,17 @@ cudaError_t LaunchPass(const KdaAttentionParams& params, cudaStream_t stream) {
   });
   if (error != cudaSuccess) return error;
   // Blocks start where the kernel before leaves room: two on a multiprocessor, others idle.
-  const int64_t blocks = int64_t{params.rows.heads} * params.rows.step.num_requests;
-  const size_t bytes = blocks <= NumMultiprocessors() ? kOnePerSmBytes : sizeof(KdaShared);
-  return LaunchDependent(KdaAttentionKernel<kManyRows>,
-                         dim3(static_cast<unsigned>(params.rows.heads),
-                              static_cast<unsigned>(params.rows.step.num_requests)),
-                         dim3(kKdaThreads), bytes, stream, params);
+  constexpr int kParts = KdaTask<kManyRows>::kParts;
+  const dim3 grid(static_cast<unsigned>(params.rows.heads * kParts),
+                  static_cast<unsigned>(params.rows.step.num_requests));
+  const size_t bytes =
+      int64_t{grid.x} * grid.y <= NumMultiprocessors() ? kOnePerSmBytes : sizeof(KdaShared);
+  if constexpr (kParts == 1) {
+    return LaunchDependent(KdaAttentionKernel<kManyRows>, grid, dim3(kKdaThreads), bytes, stream,
+                           params);
+  }
+  return LaunchClusters(KdaAttentionKernel<kManyRows>, kParts, grid, dim3(kKdaThreads), bytes,
+                        stream, params);
 }
 
 void Check(const KdaAttentionParams& params) {

@@ -10,8 +10,8 @@
 // A row is computed from its own numbers, the state and the earlier rows of its block, each sum in
 // one order: its bits do not depend on which rows run beside it, nor on whether the earlier ones
 // run in the same step or are kept rows.
-// K_15j u_j^T are products on tensor cores, of float32 numbers in two parts of TF32; all others are
-// float32.
+// Products with S and of K_15j and u_j are on tensor cores, of float32 numbers in two parts of
+// TF32; all others are float32.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,11 +42,12 @@ struct KdaAttentionParams {
   KdaTokenBlock* blocks = nullptr;
 };
 
-/// Runs the rows of every request in order, in one block per request and head. Leaves the state of
-/// all tokens that are no drafts, up to a multiple of 16, the checkpoints on the way, and the last
-/// 32 rows of each request as kept rows. Where a request has many rows, a launch before the pass
-/// computes what needs no state, for all blocks of 16 tokens of which all rows run. Throws Error
-/// for parameters outside the ranges above; otherwise returns what the launches returned.
+/// Runs the rows of every request in order, in one block per request and head, of many rows two.
+/// Leaves the state of all tokens that are no drafts, up to a multiple of 16, the checkpoints on
+/// the way, and the last 32 rows of each request as kept rows. Where a request has many rows, a
+/// launch before the pass computes what needs no state, for all blocks of 16 tokens of which all
+/// rows run. Throws Error for parameters outside the ranges above; otherwise returns what the
+/// launches returned.
 cudaError_t KdaAttention(const KdaAttentionParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda

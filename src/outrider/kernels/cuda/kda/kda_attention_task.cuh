@@ -1,19 +1,23 @@
-// The pass over the state of one head of one request, a block of 128 threads. The state is in
-// registers (kda_state.cuh). Rows come through shared memory, a block of 16 tokens at a time,
-// copied while the one before is computed.
+// The pass over the state of one head of one request, by a block of 128 threads or, where rows are
+// many, two. The state is in registers (kda_state.cuh). Rows come through shared memory, a block of
+// 16 tokens at a time, copied while the one before is computed.
 #pragma once
 
 #include "outrider/base/rounded_exp.h"
+#include "outrider/kernels/cuda/hopper/cluster.cuh"
 #include "outrider/kernels/cuda/kda/kda_attention.h"
 #include "outrider/kernels/cuda/kda/kda_state.cuh"
 
 namespace outrider::cuda {
 
 /// One head of one request: kManyRows if it has more than kKdaFewRows. The bits are the same; code
-/// for few is short, as a step fetches it anew.
+/// for few is short, as a step fetches it anew. Of many rows a block has half of the head's value
+/// channels, its part; both parts are one cluster.
 template <bool kManyRows>
 class KdaTask {
  public:
+  static constexpr int kParts = kManyRows ? 2 : 1;
+
   /// channel: of the block's head.
   __device__ __forceinline__ KdaTask(const KdaAttentionParams& params, KdaShared& shared,
                                      const KdaChannel& channel)
@@ -27,7 +31,7 @@ class KdaTask {
       if (Thread() == 0) shared_.block = block;
     }
     __syncthreads();
-    if (Thread() / 32 == kKdaWarps - 1) {
+    if (!kManyRows && Thread() / 32 == kKdaWarps - 1) {
       PrefetchForBlock(Number() * params_.rows.heads + Head() + kAhead);
     }
     int stage = 0;
@@ -35,6 +39,11 @@ class KdaTask {
       if constexpr (!kManyRows) Finish(stage, start);
       WaitForCopies();
       __syncthreads();  // the rows are there, and the other stage is free
+      // Rows are kept once both parts have copied the kept rows that they begin with.
+      if (kParts > 1 && start <= Own().context && Own().context < start + kStateBlock) {
+        ClusterArrive();
+        ClusterWait();
+      }
       if (start + kStateBlock < End()) CopyRows(shared_.block, start + kStateBlock, stage ^ 1);
       const int rows = min(kStateBlock, End() - start);
       const int first = max(0, Own().context - start);  // of the rows that run
@@ -48,7 +57,7 @@ class KdaTask {
       }
       if (first < rows) {
         if (!whole) AddParts(shared_.parts, first, rows, Thread(), shared_.of_rows[stage]);
-        state_.Read<kManyRows ? 2 : 1>(shared_, stage, first, rows);
+        state_.Read(shared_, stage, first, rows);
         // From here to the next block of tokens, a warp writes what it alone reads: of its value
         // channels. Sums of rows are of all warps.
         if (whole) {
@@ -56,15 +65,15 @@ class KdaTask {
         } else {
           __syncthreads();
         }
-        if constexpr (kManyRows) {
-          FinishRows(stage, start, first, rows);
+        if (whole) {
+          if constexpr (kManyRows) FinishWholeRows(stage, start);
         } else {
-          FinishFewRows(stage, start, first, rows);
+          FinishRows(stage, start, first, rows);
         }
         __syncwarp();
       }
       if (ends) {
-        state_.Advance<kManyRows ? 2 : 1>(shared_, stage);
+        state_.Advance(shared_, stage);
         KeepState(end_of_block);
       }
       // Weights are read again: registers hold none of them while rows run.
@@ -74,6 +83,10 @@ class KdaTask {
   }
 
  private:
+  static constexpr int kTiles = 2 / kParts;
+  static constexpr int kValues = KdaState<kTiles>::kValues;  // of the part
+  static constexpr int kWarpValues = kValues / kKdaWarps;
+
   /// Blocks from one to the one whose numbers it brings into L2: about as many as run at a time.
   static constexpr int kAhead = 2 * 132;
 
@@ -139,34 +152,48 @@ class KdaTask {
 
   /// Begins to copy the rows of the block of tokens from `start` on; not those that Finish makes.
   __device__ __forceinline__ void CopyRows(const KdaBlock& block, int start, int stage) {
-    const int column = Lane() * 4;
-    for (int t = Thread() / 32; t < kStateBlock && start + t < block.end; t += kKdaWarps) {
-      const int position = start + t;
-      if (position < block.request.context) {
-        const float* const row = Kept(block, position) + 3 * kKdaDim + column;
-        CopySixteenBytes(&shared_.k[stage][t][column], row);
-        CopySixteenBytes(&shared_.decay[stage][t][column], row + kKdaDim);
-        CopySixteenBytes(&shared_.value[stage][t][column], row + 2 * kKdaDim);
-        continue;
-      }
-      if constexpr (!kManyRows) continue;
-      const int64_t row = RowOf(block, position);
-      const int64_t at = row * params_.rows.heads * kKdaDim + Head() * kKdaDim + column;
-      CopySixteenBytes(&shared_.q[stage][t][column], params_.rows.q_out + at);
-      CopySixteenBytes(&shared_.k[stage][t][column], params_.rows.k_out + at);
-      CopySixteenBytes(&shared_.value[stage][t][column], params_.rows.v_out + at);
-      CopySixteenBytes(
-          &shared_.decay[stage][t][column],
-          params_.rows.decay + row * params_.rows.decay_stride + Head() * kKdaDim + column);
+    for (int t = Thread() / 32; t < kStateBlock && start + t < block.request.context;
+         t += kKdaWarps) {
+      const float* const row = Kept(block, start + t) + 3 * kKdaDim + Lane() * 4;
+      CopyRow(stage, t, row, row + kKdaDim, row + 2 * kKdaDim);
     }
-    if (kManyRows && IsWhole(block.request, start)) {
-      const auto* const from = reinterpret_cast<const float4*>(
-          params_.blocks + NumberOfWhole(RowOf(block, start), params_.rows.heads, Head()));
-      auto* const to = reinterpret_cast<float4*>(&shared_.of_rows[stage]);
-      constexpr int kPieces = sizeof(KdaTokenBlock) / sizeof(float4);
-      for (int i = Thread(); i < kPieces; i += kKdaThreads) CopySixteenBytes(to + i, from + i);
-    }
+    if constexpr (kManyRows) CopyFinishedRows(block, start, stage);
     CommitCopies();
+  }
+
+  /// Those that KdaRows finished, and what KdaTokenBlocksKernel computed of them.
+  __device__ __forceinline__ void CopyFinishedRows(const KdaBlock& block, int start, int stage) {
+    const int64_t row = RowOf(block, start);
+    const int column = Head() * kKdaDim + Lane() * 4;
+    const int64_t width = int64_t{params_.rows.heads} * kKdaDim;
+    int t = Thread() / 32;
+    int64_t at = (row + t) * width + column;
+    const float* decay = params_.rows.decay + (row + t) * params_.rows.decay_stride + column;
+#pragma unroll
+    for (int n = 0; n < kStateBlock / kKdaWarps; ++n) {
+      if (start + t >= block.request.context && start + t < block.end) {
+        CopySixteenBytes(&shared_.q[stage][t][Lane() * 4], params_.rows.q_out + at);
+        CopyRow(stage, t, params_.rows.k_out + at, decay, params_.rows.v_out + at);
+      }
+      t += kKdaWarps;
+      at += kKdaWarps * width;
+      decay += kKdaWarps * params_.rows.decay_stride;
+    }
+    if (!IsWhole(block.request, start)) return;
+    const auto* const from = reinterpret_cast<const float4*>(
+        params_.blocks + NumberOfWhole(row, params_.rows.heads, Head()));
+    auto* const to = reinterpret_cast<float4*>(&shared_.of_rows[stage]);
+    constexpr int kPieces = sizeof(KdaTokenBlock) / sizeof(float4);
+    for (int i = Thread(); i < kPieces; i += kKdaThreads) CopySixteenBytes(to + i, from + i);
+  }
+
+  /// The lane's four key channels, and those of the values that are the part's.
+  __device__ __forceinline__ void CopyRow(int stage, int t, const float* k, const float* decay,
+                                          const float* value) {
+    CopySixteenBytes(&shared_.k[stage][t][Lane() * 4], k);
+    CopySixteenBytes(&shared_.decay[stage][t][Lane() * 4], decay);
+    if (Lane() * 4 >= kValues) return;
+    CopySixteenBytes(&shared_.value[stage][t][Lane() * 4], value + FirstValue());
   }
 
   static __device__ __forceinline__ int64_t RowOf(const KdaBlock& block, int position) {
@@ -195,9 +222,10 @@ class KdaTask {
                                                 int64_t{Number()} * params_.rows.step.state_stride
                                           : OwnPages();
     const float* const from = StatePiece(params_.rows.memory, pages, Piece());
-    state_.Load(from);
+    state_.Load(from + FirstValue() * kKdaDim);
     if (!restores) return;
     if (block.state_end == block.request.state_tokens) StoreState(OwnPages());
+    if (Part() != 0) return;
     // Rows before the state, as kept rows, but where a row of the step takes the place.
     for (int i = 0; i < kKdaConv - 1; ++i) {
       const int position = block.request.context - (kKdaConv - 1) + i;
@@ -209,9 +237,9 @@ class KdaTask {
     }
   }
 
-  __device__ __forceinline__ float* StoreState(const int32_t* pages) const {
+  __device__ __forceinline__ float* StoreState(const int32_t* pages) {
     float* const to = StatePiece(params_.rows.memory, pages, Piece());
-    state_.Store(to);
+    state_.Store(to + FirstValue() * kKdaDim);
     return to;
   }
 
@@ -243,7 +271,7 @@ class KdaTask {
   }
 
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
-    if (End() - position > kKeptStateRows) return;  // written over in this step
+    if (End() - position > kKeptStateRows || Part() != 0) return;  // written over in this step
     float* const kept = Kept(position) + Thread();
     if constexpr (kManyRows) {
       const int64_t at = RowOf(position) * params_.rows.stride + Head() * kKdaDim + Thread();
@@ -255,67 +283,82 @@ class KdaTask {
     kept[4 * kKdaDim] = decay;
   }
 
-  /// A thread takes one value channel: what rows add, and their outputs. As FinishRows, row by row.
-  __device__ __forceinline__ void FinishFewRows(int stage, int start, int first, int rows) {
+  /// A lane takes a value channel of its warp's: what rows [first, rows) add, and their outputs.
+  __device__ __forceinline__ void FinishRows(int stage, int start, int first, int rows) {
+    if (Lane() >= kWarpValues) return;
+    const int channel = Thread() / 32 * kWarpValues + Lane();
     const KdaTokenBlock& of_rows = shared_.of_rows[stage];
     float u[kStateBlock];
 #pragma unroll
     for (int j = 0; j < kStateBlock; ++j) {
-      u[j] = j < first ? shared_.value[stage][j][Thread()] : 0.0F;
+      u[j] = j < first ? shared_.value[stage][j][channel] : 0.0F;
     }
 #pragma unroll 1
     for (int t = first; t < rows; ++t) {
-      float sum = shared_.of_key[t][Thread()];
+      float sum = shared_.of_key[t][channel];
 #pragma unroll
       for (int j = 0; j < kStateBlock; ++j) {
         if (j < t) sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
       }
       const float own =
-          __fmul_rn(of_rows.write[t], __fsub_rn(shared_.value[stage][t][Thread()], sum));
+          __fmul_rn(of_rows.write[t], __fsub_rn(shared_.value[stage][t][channel], sum));
 #pragma unroll
       for (int j = 0; j < kStateBlock; ++j) u[j] = j == t ? own : u[j];
-      float out = shared_.of_query[t][Thread()];
+      float out = shared_.of_query[t][channel];
 #pragma unroll
       for (int j = 0; j < kStateBlock; ++j) {
         if (j <= t) out = __fmaf_rn(of_rows.queries[t][j], u[j], out);
       }
-      shared_.value[stage][t][Thread()] = own;
-      params_.out[RowOf(start + t) * params_.out_stride + Head() * kKdaDim + Thread()] = out;
-      if (End() - (start + t) <= kKeptStateRows) Kept(start + t)[5 * kKdaDim + Thread()] = own;
+      shared_.value[stage][t][channel] = own;
+      *Out(start + t, channel) = out;
+      KeepAdded(start + t, channel, own);
     }
   }
 
-  /// A thread takes one value channel: what rows add, and their outputs.
-  __device__ __forceinline__ void FinishRows(int stage, int start, int first, int rows) {
+  /// As FinishRows, of a whole block. Two lanes have a value channel, and every other output.
+  __device__ __forceinline__ void FinishWholeRows(int stage, int start) {
+    static_assert(kWarpValues == 16);
+    const int half = Lane() / 16;
+    const int channel = Thread() / 32 * 16 + Lane() % 16;
     const KdaTokenBlock& of_rows = shared_.of_rows[stage];
-    const int kept_from = End() - kKeptStateRows - start;
-    float* out =
-        params_.out + RowOf(start + first) * params_.out_stride + Head() * kKdaDim + Thread();
     float u[kStateBlock];
 #pragma unroll
     for (int t = 0; t < kStateBlock; ++t) {
-      float& value = shared_.value[stage][t][Thread()];
-      if (t >= rows) break;
-      u[t] = value;
-      if (t < first) continue;  // all threads alike
-      float sum = shared_.of_key[t][Thread()];
-      float of_query = shared_.of_query[t][Thread()];
+      float sum = shared_.of_key[t][channel];
 #pragma unroll
-      for (int j = 0; j < t; ++j) {
-        sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
-        of_query = __fmaf_rn(of_rows.queries[t][j], u[j], of_query);
-      }
-      u[t] = __fmul_rn(of_rows.write[t], __fsub_rn(u[t], sum));
-      value = u[t];
-      *out = __fmaf_rn(of_rows.queries[t][t], u[t], of_query);
-      out += params_.out_stride;
-      if (t >= kept_from) Kept(start + t)[5 * kKdaDim + Thread()] = u[t];
+      for (int j = 0; j < t; ++j) sum = __fmaf_rn(of_rows.keys[t][j], u[j], sum);
+      u[t] = __fmul_rn(of_rows.write[t], __fsub_rn(shared_.value[stage][t][channel], sum));
     }
+    __syncwarp();  // values have been read by both lanes
+    float* out = Out(start + half, channel);
+#pragma unroll
+    for (int pair = 0; pair < kStateBlock; pair += 2) {
+      const int t = pair + half;
+      float sum = shared_.of_query[t][channel];
+#pragma unroll
+      for (int j = 0; j <= pair; ++j) sum = __fmaf_rn(of_rows.queries[t][j], u[j], sum);
+      const float last = __fmaf_rn(of_rows.queries[t][pair + 1], u[pair + 1], sum);
+      *out = half == 0 ? sum : last;
+      out += 2 * params_.out_stride;
+      const float own = half == 0 ? u[pair] : u[pair + 1];
+      shared_.value[stage][t][channel] = own;
+      KeepAdded(start + t, channel, own);
+    }
+  }
+
+  __device__ __forceinline__ float* Out(int position, int channel) const {
+    return params_.out + RowOf(position) * params_.out_stride + Head() * kKdaDim + FirstValue() +
+           channel;
+  }
+  /// What a row adds, of a value channel of the part's.
+  __device__ __forceinline__ void KeepAdded(int position, int channel, float u) const {
+    if (End() - position > kKeptStateRows) return;
+    Kept(position)[5 * kKdaDim + FirstValue() + channel] = u;
   }
 
   /// Stores the state behind the first `tokens` tokens where the step leaves it: as the request's
   /// own, and as the checkpoints that stand there.
-  __device__ __forceinline__ void KeepState(int tokens) const {
+  __device__ __forceinline__ void KeepState(int tokens) {
     if (tokens == StateEnd()) StoreState(OwnPages());
     if (tokens <= Own().context) return;
     for (int i = Own().first_checkpoint; i < Own().end_checkpoint; ++i) {
@@ -323,6 +366,7 @@ class KdaTask {
       float* const before = StoreState(params_.rows.step.checkpoint_pages +
                                        int64_t{i} * params_.rows.step.state_stride) +
                             kKdaDim * kKdaDim;
+      if (Part() != 0) continue;
       for (int row = 0; row < kKdaConv - 1; ++row) {
         const int position = tokens - (kKdaConv - 1) + row;
         for (int part = 0; part < 3; ++part) {
@@ -348,14 +392,17 @@ class KdaTask {
   }
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x); }
   static __device__ __forceinline__ int Lane() { return Thread() % 32; }
-  static __device__ __forceinline__ int Head() { return BlockHere(); }
+  static __device__ __forceinline__ int Head() { return static_cast<int>(BlockHere() / kParts); }
+  static __device__ __forceinline__ int Part() { return static_cast<int>(BlockHere() % kParts); }
+  /// Of the part's value channels.
+  static __device__ __forceinline__ int FirstValue() { return Part() * kValues; }
   static __device__ __forceinline__ int Number() { return static_cast<int>(blockIdx.y); }
   __device__ __forceinline__ int Piece() const { return params_.rows.memory.first_head + Head(); }
 
   const KdaAttentionParams& params_;
   KdaShared& shared_;
   KdaChannel channel_;
-  KdaState state_;
+  KdaState<kTiles> state_;
 };
 
 }  // namespace outrider::cuda

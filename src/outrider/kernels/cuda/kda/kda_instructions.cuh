@@ -19,7 +19,8 @@ __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_al
 
 /// d += a b, by a warp: a [16, 8] and b [8, 8] of TF32. With g = lane / 4 and i = lane % 4 a lane
 /// has of a (g, i), (g + 8, i), (g, i + 4), (g + 8, i + 4), of b (i, g), (i + 4, g), and of d
-/// (g, 2 i), (g, 2 i + 1), (g + 8, 2 i), (g + 8, 2 i + 1).
+/// (g, 2 i), (g, 2 i + 1), (g + 8, 2 i), (g + 8, 2 i + 1). A number of d depends on its row of a
+/// and its column of b alone.
 __device__ __forceinline__ void MultiplyTf32(float (&d)[4], const uint32_t (&a)[4],
                                              const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -29,10 +30,17 @@ __device__ __forceinline__ void MultiplyTf32(float (&d)[4], const uint32_t (&a)[
 }
 
 /// As FreshThread, of blockIdx.x.
-__device__ __forceinline__ int BlockHere() {
-  int block;
+__device__ __forceinline__ uint32_t BlockHere() {
+  uint32_t block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return block;
+}
+
+/// x. What is computed of it is not moved out of a loop, where it would take registers.
+__device__ __forceinline__ float Here(float x) {
+  float y;
+  asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 }  // namespace outrider::cuda

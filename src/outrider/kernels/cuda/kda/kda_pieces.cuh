@@ -14,7 +14,8 @@ __device__ __forceinline__ float* PieceOf(const KdaMemory& memory, const int32_t
                                   head % in_page * kBytes);
 }
 
-/// The state of a head [D, D], by key and value channel, then the rows [3, 3 D] before its place.
+/// The state of a head [D, D], in the order of KdaStatePlace, then the rows [3, 3 D] before its
+/// place.
 __device__ __forceinline__ float* StatePiece(const KdaMemory& memory, const int32_t* pages,
                                              int head) {
   return PieceOf<kKdaStateNumbers>(memory, pages, head);

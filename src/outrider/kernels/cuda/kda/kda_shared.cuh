@@ -24,6 +24,7 @@ struct KdaBlock {
 struct KdaShared {
   // Of two blocks of tokens in turn.
   alignas(16) KdaTile q[2];            // then q P
+  float apart[16];                     // lanes that read q and k alike meet all banks
   alignas(16) KdaTile k[2];            // then k P
   alignas(16) KdaPaddedTile decay[2];  // then, of a block that ends, K_15
   alignas(16) KdaPaddedTile value[2];  // v, then u

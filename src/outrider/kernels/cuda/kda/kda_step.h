@@ -15,6 +15,15 @@ inline constexpr int kKdaConv = 4;   // rows that the convolution reads, its own
 inline constexpr int kKdaStateNumbers = kKdaDim * kKdaDim + (kKdaConv - 1) * 3 * kKdaDim;
 inline constexpr int kKdaRowNumbers = kKeptStateRows * 6 * kKdaDim;
 
+/// Where the number of a key and a value channel stands in the state of a head, in memory: by 16
+/// value channels, then by slices of 8 key channels; in these a lane of a warp has four neighbours
+/// (kda_state.cuh), which are loaded together.
+constexpr int KdaStatePlace(int key, int value) {
+  const int slice = value / 16 * (kKdaDim / 8) + key / 16 * 2 + key % 2;
+  const int lane = value % 16 / 2 * 4 + key % 16 / 4;
+  return (slice * 32 + lane) * 4 + key % 4 / 2 * 2 + value % 2;
+}
+
 /// KdaRows skips requests of this number of rows or fewer: KdaAttention finishes their rows.
 inline constexpr int kKdaFewRows = 32;
 

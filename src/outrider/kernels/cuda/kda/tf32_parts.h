@@ -24,4 +24,9 @@ OUTRIDER_HOST_DEVICE inline Tf32Parts SplitForTf32(float x) {
   return {high, FloatBits(RoundedSub(x, BitsFloat(high & kTf32Bits)))};
 }
 
+/// Likewise in one instruction less, within 2^-20: high is cut off, so low has the sign of x.
+OUTRIDER_HOST_DEVICE inline Tf32Parts CutForTf32(float x) {
+  return {FloatBits(x), FloatBits(RoundedSub(x, BitsFloat(FloatBits(x) & kTf32Bits)))};
+}
+
 }  // namespace outrider::cuda
