@@ -144,9 +144,10 @@ cudaError_t LaunchPass(const KdaAttentionParams& params, cudaStream_t stream) {
   if constexpr (kParts == 1) {
     return LaunchDependent(KdaAttentionKernel<kManyRows>, grid, dim3(kKdaThreads), bytes, stream,
                            params);
+  } else {
+    return LaunchClusters(KdaAttentionKernel<kManyRows>, kParts, grid, dim3(kKdaThreads), bytes,
+                          stream, params);
   }
-  return LaunchClusters(KdaAttentionKernel<kManyRows>, kParts, grid, dim3(kKdaThreads), bytes,
-                        stream, params);
 }
 
 void Check(const KdaAttentionParams& params) {

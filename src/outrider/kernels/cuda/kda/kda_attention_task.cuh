@@ -62,12 +62,9 @@ class KdaTask {
         // channels. Sums of rows are of all warps.
         if (whole) {
           __syncwarp();
-        } else {
-          __syncthreads();
-        }
-        if (whole) {
           if constexpr (kManyRows) FinishWholeRows(stage, start);
         } else {
+          __syncthreads();
           FinishRows(stage, start, first, rows);
         }
         __syncwarp();
@@ -271,7 +268,7 @@ class KdaTask {
   }
 
   __device__ __forceinline__ void KeepRow(int position, float k, float decay) const {
-    if (End() - position > kKeptStateRows || Part() != 0) return;  // written over in this step
+    if (Part() != 0 || End() - position > kKeptStateRows) return;  // written over in this step
     float* const kept = Kept(position) + Thread();
     if constexpr (kManyRows) {
       const int64_t at = RowOf(position) * params_.rows.stride + Head() * kKdaDim + Thread();
