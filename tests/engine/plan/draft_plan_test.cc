@@ -162,6 +162,15 @@ TEST(DraftPlan, AnEagle3DrafterMustBeMadeForTheModel) {
             "");
 }
 
+TEST(DraftPlan, ADrafterOfFewerPositionsIsNamed) {
+  ModelFacts facts = TinyV3WithEagle3();
+  EXPECT_EQ(DecisionOf("drafter's context", facts, Eagle3), "") << "as many as the target";
+  facts.drafter->config.max_position_embeddings = facts.config.max_position_embeddings - 1;
+  EXPECT_THAT(DecisionOf("drafter's context", facts, Eagle3), HasSubstr("4095 tokens"));
+  facts.drafter->config.max_position_embeddings = facts.config.max_position_embeddings + 1;
+  EXPECT_EQ(DecisionOf("drafter's context", facts, Eagle3), "");
+}
+
 TEST(DraftPlan, LinearAttentionTakesNoDrafterOfItsOwn) {
   ModelFacts facts = TinyV3WithEagle3();
   facts.modules = 0;

@@ -61,6 +61,12 @@ DraftPlan PlanEagle3(const EngineOptions& options, const ModelFacts& model, Deci
       {"draft vocabulary",
        fmt::format("{} of {} tokens", c.eagle3->draft_vocab_size, target.vocab_size),
        "the drafter's own head"});
+  if (c.max_position_embeddings < target.max_position_embeddings) {
+    decisions.push_back(
+        {"drafter's context", fmt::format("{} tokens", c.max_position_embeddings),
+         "its max_position_embeddings: behind it drafts may be accepted less often; "
+         "what is generated does not change"});
+  }
   return plan;
 }
 
