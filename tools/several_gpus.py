@@ -63,11 +63,15 @@ MOST_STEP_ROWS = 16384  # that a GPU takes
 DIVIDED = "--data-parallel-attention"
 
 
+def numbers_up_to(ranks):
+    """Of ranks, from two."""
+    return [n for n in (2, 4, 8) if n <= ranks]
+
+
 def seconds_of(part, ranks):
     """What runs on each of 2, 4 and 8 GPUs has time for each; `times` runs on one GPU, too."""
-    numbers = {2: 1, 4: 2, 8: 3}[ranks]
-    scale = {"exchange": numbers, "times": (1 + numbers) / 2}.get(part, 1)
-    return PARTS[part] * scale
+    numbers = len(numbers_up_to(ranks))
+    return PARTS[part] * {"exchange": numbers, "times": (1 + numbers) / 2}.get(part, 1)
 
 
 class Failed(Exception):
@@ -98,10 +102,6 @@ class Run:
         self.least_requests = args.least_requests
         self.outrider = args.build / "outrider"
         self.deadline = None  # of the part that runs
-
-    def numbers(self):
-        """Of ranks, from two."""
-        return [n for n in (2, 4, 8) if n <= self.ranks]
 
     def program(self, program, *arguments):
         """Its output; throws Failed with its end if it fails, Late if it takes too long."""
@@ -181,7 +181,7 @@ def run_fuzz(run):
 def run_exchange(run):
     if not run.on_gpus:
         return print("(needs GPUs)", flush=True)
-    for ranks in run.numbers():
+    for ranks in numbers_up_to(run.ranks):
         for carrier in ((), ("--nccl",)):
             try:
                 print(run.program(run.build / "bench/rank_exchange_bench", "--ranks", ranks, *carrier),
@@ -190,7 +190,7 @@ def run_exchange(run):
                 if not carrier:
                     raise
                 print(failure, flush=True)  # NCCL is needed only where GPUs do not reach each other
-    for ranks in run.numbers():
+    for ranks in numbers_up_to(run.ranks):
         print(run.program(run.build / "bench/rank_overlap_bench", "--ranks", ranks), flush=True)
 
 
@@ -233,7 +233,7 @@ def prompt_tokens_per_second(run, ranks):
 
 
 def run_times(run):
-    numbers = [1, *run.numbers()]
+    numbers = [1, *numbers_up_to(run.ranks)]
     print("| GLM-4.7-Flash, random weights, ms a step (share of what a rank must read at 4.3 TB/s) | "
           + " | ".join("1 GPU" if n == 1 else f"{n} GPUs" for n in numbers)
           + " | " + " | ".join(f"{n} / 1" for n in numbers[1:]) + " | goal of 2 |\n"

@@ -1,6 +1,7 @@
 // The pass over the state of one head of one request, by a block of 128 threads or, where rows are
 // many, two. The state is in registers (kda_state.cuh). Rows come through shared memory, a block of
-// 16 tokens at a time, copied while the one before is computed.
+// 16 tokens at a time, copied while the one before is computed. Longer than most files: its parts
+// share one block's registers and shared memory.
 #pragma once
 
 #include "outrider/base/rounded_exp.h"
@@ -389,8 +390,8 @@ class KdaTask {
   }
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x); }
   static __device__ __forceinline__ int Lane() { return Thread() % 32; }
-  static __device__ __forceinline__ int Head() { return static_cast<int>(BlockHere() / kParts); }
-  static __device__ __forceinline__ int Part() { return static_cast<int>(BlockHere() % kParts); }
+  static __device__ __forceinline__ int Head() { return static_cast<int>(FreshBlock() / kParts); }
+  static __device__ __forceinline__ int Part() { return static_cast<int>(FreshBlock() % kParts); }
   /// Of the part's value channels.
   static __device__ __forceinline__ int FirstValue() { return Part() * kValues; }
   static __device__ __forceinline__ int Number() { return static_cast<int>(blockIdx.y); }

@@ -30,7 +30,7 @@ __device__ __forceinline__ void MultiplyTf32(float (&d)[4], const uint32_t (&a)[
 }
 
 /// As FreshThread, of blockIdx.x.
-__device__ __forceinline__ uint32_t BlockHere() {
+__device__ __forceinline__ uint32_t FreshBlock() {
   uint32_t block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return block;
