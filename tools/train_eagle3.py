@@ -11,6 +11,7 @@ The target's streams are computed for a pool of texts (textgen.py), from which s
 pool. As in the paper's training-time test the drafter runs STEPS times: in pass i row p reads what pass i - 1 gave at
 p - 1, and attends to the first pass's entries up to p - i and to one entry of each later pass, which is what drafting
 from position p - i would see. It learns the target's distribution of the token after the next one.
+Longer than most files: network, training and export of one model.
 """
 import argparse
 import concurrent.futures

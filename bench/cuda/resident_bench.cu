@@ -2,6 +2,7 @@
 // multiprocessors takes, alone and beside a stream of weights; how fast a ring of shared memory
 // streams, also where its readers pause; what dependent products cost; and what straight code costs
 // by its size. One block per multiprocessor. Takes no arguments and prints one figure a line.
+// Longer than most files: a kernel for each question.
 #include <cooperative_groups.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Steps that end late: the next is planned and launched while one is in flight (LateExecutor,
 // QueuedExecutor). Output must be what it is without, and what must not lag does not: each test is
-// about a mistake that others made with overlapped steps.
+// about a mistake that others made with overlapped steps. One case per mistake makes it long.
 #include <gtest/gtest.h>
 
 #include <regex>

@@ -1,4 +1,5 @@
-// Engines over the bundled model with any configuration, for tests.
+// Engines over the bundled model with any configuration, for tests. Longer than most files: it
+// makes every part of an engine.
 #pragma once
 
 #include <algorithm>

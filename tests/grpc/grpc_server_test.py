@@ -1,4 +1,5 @@
 """What the gRPC server does besides answering: health, control, aborts, keys, hostile requests, its end.
+Longer than most files: one case per fault.
 
     grpc_server_test.py --outrider build/.../outrider
 """

@@ -2,6 +2,7 @@
 // cases. Each is run on the positions of a request in one step and in several, which gives equal
 // bits, and compared with the reference table: by ops_table_test.cc for every table of the CPU, by
 // cuda/cuda_ops_test.cc for a GPU. Sizes are those that the GPU's kernels take.
+// Longer than most files: it is one list.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Longer than most files: all that happens to a request on its way goes through one state.
 #include "outrider/engine/engine_core.h"
 
 #include <algorithm>

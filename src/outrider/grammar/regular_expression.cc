@@ -1,3 +1,4 @@
+// Longer than most files: one parser, a rule for each piece of the syntax.
 #include "outrider/grammar/regular_expression.h"
 
 #include <algorithm>

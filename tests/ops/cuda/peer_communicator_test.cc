@@ -1,5 +1,6 @@
 // What ranks on GPUs exchange, with all ranks on device 0; and on 2, 4 and 8 GPUs with one each,
-// where there are as many. Needs a GPU of compute capability 9.0.
+// where there are as many. Needs a GPU of compute capability 9.0. Longer than most files: one case
+// per exchange and fault.
 #include "outrider/ops/cuda/peer_communicator.h"
 
 #include <gtest/gtest.h>

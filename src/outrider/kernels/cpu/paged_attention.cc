@@ -5,7 +5,8 @@
 // entries meanwhile, or where that would leave threads idle a split, whose partial waits for the
 // others. Tiles and tasks only decide who computes a row, splits and groups are fixed positions, so
 // neither the number of threads nor other rows change a row's bits. Long contexts go in waves of
-// groups, which bounds the memory for partials.
+// groups, which bounds the memory for partials. Longer than most files: both forms of attention are
+// cut and merged by this code.
 
 #include <algorithm>
 #include <cstring>
