@@ -1,8 +1,8 @@
 // The server with the stub engine behind it, for tests with real clients.
 // Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING [MAX_REQUESTS]]]]];
-// prints the port it got. A prompt "hang" is never encoded. Reasoning and tool calls are GLM-4.5's;
-// with REASONING 0 there is no reasoning. Requests beyond MAX_REQUESTS are refused as by a full
-// queue.
+// prints the port it got. A prompt "hang" is never encoded; when it would be, that is printed.
+// Reasoning and tool calls are GLM-4.5's; with REASONING 0 there is no reasoning. Requests beyond
+// MAX_REQUESTS are refused as by a full queue.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -22,6 +22,10 @@ namespace {
 class HangingEncoder : public outrider::BytePromptEncoder {
  public:
   std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override {
+    if (text == "hang") {
+      fmt::print("hangs\n");
+      std::fflush(stdout);
+    }
     while (text == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
     return BytePromptEncoder::EncodeText(text, add_special_tokens);
   }
