@@ -424,7 +424,10 @@ TEST(WeightCutTest, Step3p5) {
 }
 
 TEST(WeightCutTest, LinearAttention) {
-  for (const json& small : {SmallLingConfig(1600), SmallKimiConfig(1600)}) {
+  // In FP8 the gate of each head is a row, and all of them lie in one block.
+  json in_fp8 = SmallFp4LingConfig(1600);
+  in_fp8["moe_intermediate_size"] = 128;
+  for (const json& small : {SmallLingConfig(1600), SmallKimiConfig(1600), in_fp8}) {
     const ModelDirectory model(WithHeads(small, 8));
     const ModelConfig config = ReadModelConfig(model.directory());
     CutAll<HybridWeights>(*MakeDummyWeights(config, 1), config, config.num_nextn_predict_layers);
@@ -526,7 +529,7 @@ TEST(WeightCutTest, Fp8RowsThatCannotBeCutAreRefused) {
   const ModelConfig config = ReadModelConfig(TinyModelDirectory());
   const auto source = OpenCheckpoint(TinyModelDirectory(), config);
   const auto loader = cpu::GetCpuOps(SelectIsa())
-                          .MakeWeightLoader(*source, {.place = {1, 40}});  // 1024 rows: 25 each
+                          .MakeWeightLoader(*source, {.place = {18, 37}});  // rows 124 to 131
   Weight weight;
   loader->Matrix(&weight, "model.layers.0.self_attn.o_proj.weight", 256, 512, {.rows = Cut::kRows});
   try {
@@ -534,8 +537,8 @@ TEST(WeightCutTest, Fp8RowsThatCannotBeCutAreRefused) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), ::testing::EndsWith(
-                                  "o_proj.weight has too few rows for 40 ranks: its FP8 blocks are "
-                                  "cut at multiples of 16 rows; 16 can share it"));
+                                  "o_proj.weight has too few rows for 37 ranks: its blocks of 128 "
+                                  "FP8 rows are cut at multiples of 16; 36 can share it"));
   }
 }
 

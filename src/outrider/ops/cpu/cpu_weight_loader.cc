@@ -256,15 +256,18 @@ void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format, C
                                int64_t whole_rows) const {
   const bool has_blocks = format.dtype == DType::kF8E4M3 && !format.row_scales;
   if (!has_blocks || form().place.ranks == 1) return;
+  // A panel has one scale for its rows.
+  const int64_t block_rows = piece.open.front()->block_scales()->block_rows;
   const auto fits = [&](const Share& share) {
-    return share.first % kPanelRows == 0 &&
+    const bool in_one_block = share.first % block_rows + share.count <= block_rows;
+    return (share.first % kPanelRows == 0 || in_one_block) &&
            (piece.open.size() == 1 || share.count % kPanelRows == 0);
   };
   if (fits(OwnShare(cut, whole_rows))) return;
   throw InvalidArgument(
-      "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows; {} "
-      "can share it",
-      source().where(), piece.tensors.front().name, form().place.ranks, kPanelRows,
+      "{}: {} has too few rows for {} ranks: its blocks of {} FP8 rows are cut at multiples of {}; "
+      "{} can share it",
+      source().where(), piece.tensors.front().name, form().place.ranks, block_rows, kPanelRows,
       FewerRanks(cut, whole_rows, form().place.ranks, fits));
 }
 
