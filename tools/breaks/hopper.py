@@ -267,6 +267,8 @@ BREAKS = (
     Break("capability", "a driver that is too old is not noticed", "ops/cuda/hopper_gpu.cc",
           "if (gpu.error != cudaSuccess || gpu.count == 0) {", "if (gpu.error == cudaErrorNoDevice) {",
           "hopper_gpu_test", "HopperGpuTest.WithoutAUsableGpuItSaysWhatIsNeeded"),
+    Break("capability", "groups of experts in any number of lanes", "kernels/cuda/moe/router_lanes.h",
+          " && (lanes & (lanes - 1)) == 0;", ";", "hopper_gpu_test", "HopperSupport.GroupsOfExperts*"),
     Break("gathered", "a row's choices all get the place of its first", "kernels/cuda/matmul/matmul_gather.cu",
           "gather.places[first_pair + choice]", "gather.places[first_pair]",
           "expert_matmul_test", "*GivesTheBitsOfEachExpertsOwnProduct*"),

@@ -33,5 +33,8 @@ BREAKS = tuple(Break("plans", mistake, f"engine/plan/{source}", old, new, "plan_
      "different.size() == options.rank_devices.size() || ", "true || ", "RankPlan.SeveralGpus*"),
     ("one rank is listed as several", "memory_report.cc", "if (plan.ranks > 1) {", "if (true) {",
      "MemoryReport.AddsUp*"),
+    ("pages that grow for states have a size that a GPU does not read", "cache_layout.cc",
+     "device != DeviceKind::kCuda || config.state.heads == 0", "device != DeviceKind::kCuda || config.state.heads >= 0",
+     "EnginePlan.PagesThatGrow*"),
     ("any number of drafts", "check_options.cc", "*k > kMostDrafts", "false", "CheckOptions.TheNumberOfDrafts*"),
 ))

@@ -63,6 +63,22 @@ TEST(EnginePlan, WhatAGpuDoesNotRunIsRefusedOrExplained) {
   EXPECT_THAT(explained(GoldenModel("tiny-v32")), HasSubstr("does not run"));
 }
 
+// One layer of latent entries, of 1,152 bytes a token, beside four whose heads have 108 KiB of kept
+// rows each.
+TEST(EnginePlan, PagesThatGrowForRunningStatesHaveASizeThatTheDeviceReads) {
+  const ModelFacts model = {.config = ParseModelConfig(WithGpuHeads(SmallKimiConfig(512)).dump(),
+                                                       std::nullopt, "config.json")};
+  const auto tokens = [&](int32_t block_size, DType cache, const DeviceFacts& device) {
+    const EngineOptions options = {.kv_cache_dtype = cache, .block_size = block_size};
+    return PlanOf(options, model, device).cache.config.groups.front().tokens_per_block;
+  };
+  for (const int32_t asked : {16, 32, 64, 256}) {
+    EXPECT_EQ(tokens(asked, DType::kBF16, Gpu()), 256) << asked;
+    EXPECT_EQ(tokens(asked, DType::kF8E4M3, Gpu()), 256) << asked;
+  }
+  EXPECT_EQ(tokens(64, DType::kBF16, Processor()), 96);
+}
+
 TEST(EnginePlan, AGpuTakesADrafterWithOtherHeadsThanTheTarget) {
   ModelFacts drafter = TinyV3WithEagle3();
   std::get<MlaSpec>(drafter.drafter->config.layers.front().attention).heads = 4;

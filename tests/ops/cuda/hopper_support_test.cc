@@ -58,6 +58,25 @@ TEST(HopperSupport, LayersRunWhereTheGpuHasTheirFacets) {
   EXPECT_EQ(Runs(layer), kGpuHas<TokenRouterOps>);
 }
 
+// Of models as published, and of others.
+TEST(HopperSupport, GroupsOfExpertsFillLanesOfAWarp) {
+  const auto runs = [](int64_t experts, int64_t groups) {
+    LayerSpec layer = LatentLayer();
+    std::get<MoeSpec>(layer.mlp).router.experts = experts;
+    std::get<MoeSpec>(layer.mlp).router.groups = groups;
+    return Runs(layer);
+  };
+  EXPECT_TRUE(runs(256, 8)) << "DeepSeek-V3";
+  EXPECT_TRUE(runs(160, 8)) << "DeepSeek-V2";
+  EXPECT_TRUE(runs(512, 8)) << "Ling-3.0-flash";
+  EXPECT_TRUE(runs(384, 1)) << "Kimi-K2";
+  EXPECT_TRUE(runs(24, 1));
+  EXPECT_TRUE(runs(64, 32));
+  EXPECT_FALSE(runs(24, 8)) << "three lanes";
+  EXPECT_FALSE(runs(256, 64)) << "more groups than lanes";
+  EXPECT_TRUE(runs(96, 2)) << "16 lanes of three experts";
+}
+
 TEST(HopperSupport, DraftersOfBlocksRunWhereTheGpuHasTheirFacet) {
   ModelConfig config;
   config.layers = {LatentLayer()};

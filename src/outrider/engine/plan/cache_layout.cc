@@ -8,12 +8,31 @@
 #include "outrider/draft/target_hidden_rows.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/network.h"
+#include "outrider/ops/cuda/hopper_support.h"
 
 namespace outrider {
 
+namespace {
+
+/// With `tokens` a page, or more where pages of fewer would not hold a piece of a running state. A
+/// GPU reads pages of few sizes: there it is the next one of these.
+CacheConfig SizePages(const NetworkCache& network, const CacheNumbers& numbers, int32_t tokens,
+                      DeviceKind device) {
+  CacheConfig config = MakeCacheConfig(network, numbers, tokens, /*num_pages=*/0);
+  if (device != DeviceKind::kCuda || config.state.heads == 0) return config;
+  for (const int64_t size : cuda::kHopperPageTokens) {
+    if (size < tokens) continue;
+    config = MakeCacheConfig(network, numbers, static_cast<int32_t>(size), /*num_pages=*/0);
+    if (config.groups.front().tokens_per_block == size) break;
+  }
+  return config;
+}
+
+}  // namespace
+
 CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& model,
                             const DraftPlan& drafts, KvCacheForm form, const CacheNumbers& numbers,
-                            DType activation_type) {
+                            const DeviceFacts& device) {
   // That share the heads.
   const int32_t ranks = options.data_parallel_attention ? 1 : options.tensor_parallel_size;
   const ModelConfig config = OfOneRank(model.config, ranks);
@@ -22,7 +41,7 @@ CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& mode
           ? Eagle3DraftModel::CacheNeeds(config, OfOneRank(model.drafter->config, ranks), form)
           : NetworkCacheOf(config, drafts.modules, form);
   CacheLayout layout;
-  layout.config = MakeCacheConfig(network, numbers, options.block_size, /*num_pages=*/0);
+  layout.config = SizePages(network, numbers, options.block_size, device.chosen.kind);
   layout.config.rerun_tokens = drafts.reach.rerun_tokens;
   layout.layers = std::move(network.layers);
   // Modules lag where fewer drafts than modules may be asked for; but not behind a window, whose
@@ -35,7 +54,7 @@ CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& mode
   if (drafts.HasModules()) {
     const ModelConfig& drafter = drafts.own_checkpoint ? model.drafter->config : model.config;
     layout.kept_bytes_per_page =
-        TargetHiddenRows::BytesPerToken(drafter.hidden_size, activation_type) *
+        TargetHiddenRows::BytesPerToken(drafter.hidden_size, device.activation_type) *
         last.tokens_per_block;
   }
   return layout;

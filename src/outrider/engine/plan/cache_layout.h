@@ -23,10 +23,10 @@ struct CacheLayout {
   int64_t kept_bytes_per_page = 0;  // of the target's hidden rows that are kept, at most
 };
 
-/// numbers: of the cache; activation_type: of hidden rows.
+/// numbers: of the cache; device: whose activation_type hidden rows have.
 CacheLayout PlanCacheLayout(const EngineOptions& options, const ModelFacts& model,
                             const DraftPlan& drafts, KvCacheForm form, const CacheNumbers& numbers,
-                            DType activation_type);
+                            const DeviceFacts& device);
 
 /// Describes the state of linear attention; nothing without it. Throws Error for more drafts than
 /// its kept rows have room for.

@@ -6,6 +6,7 @@
 #include <bit>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/ops/cuda/hopper_support.h"
@@ -41,6 +42,10 @@ bool HasLatents(const AskedOptions& asked) {
 bool IsCompressed(const AskedOptions& asked) { return Has<CompressedSpec>(asked); }
 
 std::optional<Asked> Name(std::string_view name) { return Asked(name); }
+
+std::vector<int64_t> PageTokens() {
+  return {cuda::kHopperPageTokens.begin(), cuda::kHopperPageTokens.end()};
+}
 
 /// Tokens a page of the first cache group where they are no multiple of 8.
 std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
@@ -119,12 +124,12 @@ std::vector<Rule<AskedOptions>> MakeOptionRules() {
        Taken::Names({"ragged"})},
       {"--block-size",
        [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.block_size}); },
-       Taken::Numbers({16, 32, 64, 256})},
+       Taken::Numbers(PageTokens())},
       {"tokens a page of a cache group (--block-size)", OddTokensPerPage, Taken::Multiples(8),
        "of grouped-query attention"},
       {"tokens a page of a cache group (--block-size)", UnevenTokensPerPage,
        Taken::Numbers({1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},
-      {"tokens a page (--block-size)", TokensPerLatentPage, Taken::Numbers({16, 32, 64, 256}),
+      {"tokens a page (--block-size)", TokensPerLatentPage, Taken::Numbers(PageTokens()),
        "of latent attention"},
       {"index keys a page (--block-size)", IndexKeysPerPage,
        Taken::Numbers({8, 16, 32, 64, 128, 256, 512, 1024}), "of compressed attention"},

@@ -85,8 +85,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFacts& model,
   plan.drafts = PlanDrafts(options, model, decisions);
   CheckDrafterCache(options, plan);
   PlanRanks(options, model, plan.device, decisions);
-  plan.cache = PlanCacheLayout(options, model, plan.drafts, plan.form.cache, plan.numbers.cache(),
-                               device.activation_type);
+  plan.cache =
+      PlanCacheLayout(options, model, plan.drafts, plan.form.cache, plan.numbers.cache(), device);
   DescribeRunningState(options, plan.cache.config, plan.drafts.k, decisions);
   plan.threads = PlanThreads(options, device.processors);
   DescribeThreads(options, plan.threads, device.memory_nodes, decisions);

@@ -7,6 +7,7 @@
 
 #include "outrider/attention/row_path.h"
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/moe/router_lanes.h"
 
 namespace outrider::cuda {
 
@@ -180,6 +181,14 @@ std::vector<Rule<LayerSpec>> MakeLayerRules() {
          return s.moe()->router.experts;
        },
        Taken::Multiples(8, 512)},
+      {"groups of experts (n_group) that do not share the 32 lanes of a warp evenly",
+       [](const LayerSpec& s) {
+         if (s.moe() == nullptr) return If(false);
+         const RouterSpec& router = s.moe()->router;
+         return If(
+             !GroupsFillLanes(static_cast<int>(router.experts), static_cast<int>(router.groups)));
+       },
+       Taken::No()},
       {"moe_intermediate_size", NumberOf<&MoeSpec::width>::In, Taken::Multiples(8)},
       {"width of the shared experts", NumberOf<&MoeSpec::shared_width>::In, Taken::Multiples(8)},
       {"experts of a token, the shared ones included",

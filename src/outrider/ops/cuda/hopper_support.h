@@ -2,6 +2,8 @@
 // as docs/gpu.md is compared with it.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,8 +22,9 @@ inline constexpr int kHopperConv = 4;         // rows of linear attention's shor
 inline constexpr int kHopperQueryHeads = 64;  // that share a key head, at most
 inline constexpr int kHopperIndexDim = 128;   // of an indexer's heads and keys
 inline constexpr int kHopperChosen = 4096;    // entries that an indexer chooses for a row, at most
-inline constexpr int kMostRows = 16384;       // of a step: what the router's kernel takes
-inline constexpr int kMostRequests = 4096;    // of a step: what attention's kernels take
+inline constexpr std::array<int64_t, 4> kHopperPageTokens = {16, 32, 64, 256};  // latent ones
+inline constexpr int kMostRows = 16384;     // of a step: what the router's kernel takes
+inline constexpr int kMostRequests = 4096;  // of a step: what attention's kernels take
 
 /// Layers that run together.
 struct AskedNetwork {

@@ -6,6 +6,7 @@
 
 #include "outrider/kernels/cuda/host/refused_argument.h"
 #include "outrider/kernels/cuda/moe/expert_router.h"
+#include "outrider/kernels/cuda/moe/router_lanes.h"
 
 namespace outrider::cuda {
 
@@ -15,12 +16,6 @@ inline constexpr int kRouterExperts = 512;
 inline constexpr int kRouterChoices = 32;
 inline constexpr size_t kRouterShared = 227 * 1024;
 inline constexpr size_t kRouterFixedShared = 5 * 1024;  // of arrays outside RouterLayout
-
-/// Experts of a lane.
-inline int PerLane(int experts) {
-  const int least = (experts + 31) / 32;
-  return least <= 8 ? least : least <= 12 ? 12 : 16;
-}
 
 /// What a block has in shared memory besides fixed arrays.
 struct RouterLayout {
@@ -87,12 +82,10 @@ inline void CheckRouter(const ExpertRouterParams& params, int blocks) {
       (params.tokens == nullptr || groups > 1 || params.bias != nullptr)) {
     RefuseArgument("RouteExperts: a table goes with tokens, without groups and bias");
   }
-  const int per_lane = PerLane(params.experts);
-  const int size = params.experts / groups;
-  const int lanes = size / per_lane;
-  if (groups > 1 && (size % per_lane != 0 || (lanes & (lanes - 1)) != 0)) {
-    RefuseArgument("RouteExperts: groups of ", size, " experts; with ", params.experts,
-                   " experts a group must have ", per_lane, " times a power of two");
+  if (!GroupsFillLanes(params.experts, groups)) {
+    RefuseArgument("RouteExperts: groups of ", params.experts / groups, " experts; with ",
+                   params.experts, " experts a group must have ", PerLane(params.experts),
+                   " times a power of two");
   }
   if (MakeRouterLayout(params, blocks).bytes + kRouterFixedShared > kRouterShared) {
     RefuseArgument("RouteExperts: ", params.num_rows, " rows for ", params.experts,
