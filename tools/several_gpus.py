@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Tests and times a model on several GPUs of one host beside one, in eleven minutes at most on two, 13
-on four, 15 on eight.
+"""Tests and times a model on several GPUs of one host beside one, in 13 minutes at most on two, 15 on
+four, 17 on eight.
 
 Runs these parts, each with a time limit of its own, and prints what each came to:
   tests     ranks with a GPU each, and what they exchange
   fuzz      random requests on the ranks against each of them alone: DeepSeek-V3, V4, V3.2, Step and
             hybrid models, with stalls on each GPU, and with a cache for each rank; none of a model, or
             fewer than --least-requests in all, are a fault
+  shapes    random requests over the layers of published models, as tools/fuzz_shapes.py runs them
   exchange  microseconds of an exchange among 2, 4 and 8 ranks, over the GPUs' own memory and over NCCL,
             and what exchanges add to the products beside them
   times     GLM-4.7-Flash with random weights on 1, 2, 4 and 8 GPUs: a decode step of 1, 8, 32 and 128
@@ -23,7 +24,8 @@ not run, or not in time.
   cmake --preset cuda -DOUTRIDER_BUILD_TESTS=ON && cmake --build build/cuda -j
   python3 tools/several_gpus.py --build build/cuda --ranks 4
 
-Needs as many Hopper GPUs as ranks, and the Python standard library. With --device cpu ranks are threads
+Needs as many Hopper GPUs as ranks, and the Python standard library. Longer than most tools, as each part
+needs what the others set up. With --device cpu ranks are threads
 of the processor and models tiny: that checks this script, and times nothing.
 """
 import argparse
@@ -38,18 +40,21 @@ import tempfile
 import time
 
 import frozen_thread
+import fuzz_shapes
 import model_configs
 from gpu_goals import BATCHES, BUNDLED, NO_DRAFTS, ROOT, THREE_TOKENS_A_STEP
 from serve_process import Client, Server, ServerError
 
-# Seconds of each part on two GPUs, 625 together.
-PARTS = {"tests": 110, "fuzz": 75, "exchange": 30, "times": 185, "large": 200, "killed": 25}
+# Seconds of each part on two GPUs, 765 together.
+PARTS = {"tests": 110, "fuzz": 75, "shapes": 140, "exchange": 30, "times": 185, "large": 200, "killed": 25}
 FUZZ = (("DeepSeek-V3", 3, ()), ("DeepSeek-V4", 1, ("--v4", "1")),
         ("DeepSeek-V3.2 and GLM-5", 1, ("--sparse", "1")), ("Step-3.5", 1, ("--step", "1")),
         ("Kimi-Linear and Ling-3.0", 1, ("--hybrid", "1")),
         ("a cache for each rank", 1, ("--divided", "1")))  # models, shares of the time, arguments
 FUZZ_START_SECONDS = 5  # of a run, beside its requests
 LEAST_REQUESTS = 3000  # in the part's own time
+SHAPE_PROCESSES = 4
+SHAPES_TO_SPARE = 0.35  # of the part's time: what models take to start, and the last requests
 # Of a step, of prompts: two GPUs beside one.
 STEP_GOALS = {1: 0.95, 8: 0.75, 32: 0.65, 128: 0.62}
 PROMPT_GOAL = 1.6
@@ -176,6 +181,14 @@ def run_fuzz(run):
     print(f"| all | {total:,} |", flush=True)
     if total < run.least_requests:
         raise Failed(f"fuzz: {total:,} requests, fewer than {run.least_requests:,} (--least-requests)")
+
+
+def run_shapes(run):
+    if not run.on_gpus:
+        return print("(needs GPUs)", flush=True)
+    seconds = (1 - SHAPES_TO_SPARE) * run.deadline.left() * SHAPE_PROCESSES / len(fuzz_shapes.BY_DEFAULT)
+    print(run.program(sys.executable, ROOT / "tools/fuzz_shapes.py", "--build", run.build, "--ranks", run.ranks,
+                      "--processes", SHAPE_PROCESSES, "--seconds", max(2, int(seconds))), flush=True)
 
 
 def run_exchange(run):
@@ -357,8 +370,8 @@ def main():
     if not os.access(args.build / "outrider", os.X_OK):
         parser.error(f"{args.build / 'outrider'}: no such program; build it or name its folder with "
                      "--build")
-    runs = dict(tests=run_tests, fuzz=run_fuzz, exchange=run_exchange, times=run_times, large=run_large,
-                killed=run_killed)
+    runs = dict(tests=run_tests, fuzz=run_fuzz, shapes=run_shapes, exchange=run_exchange, times=run_times,
+                large=run_large, killed=run_killed)
     if args.device == "cpu":
         print("Threads of the processor, tiny models in the place of those named: no time tells anything.\n")
     status = 0

@@ -4,7 +4,8 @@
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] [--late 1] [--v4 1]
 //                           [--eagle3 1] [--sparse 1] [--step 1] [--hybrid 1] [--device cuda]
-//                           [--int4 1] [--fp8-cache 1] [--engines N] [--servings N]
+//                           [--int4 1] [--fp8-cache 1] [--ranks N] [--divided 1] [--engines N]
+//                           [--servings N] [--model DIRECTORY]
 //
 // A round draws requests, N random engines for them, and how each of these serves them N times: in
 // which order, with which priorities, salts, numbers of drafts and aborts, and how many steps are
@@ -43,6 +44,9 @@
 // with an MTP module or a DSpark drafter, over bfloat16 caches; with --hybrid 1 a Kimi-Linear or a
 // Ling-3.0, on one rank the bundled one, too, in FP8 and INT4, and one with FP4 experts.
 //
+// With --model all rounds run the model of the directory's config.json with random weights: of a
+// vocabulary of at least 1600 tokens. Its drafters are its modules, prompt lookup and EAGLE-3.
+//
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with its round: --round R begins with that.
 #include <charconv>
@@ -62,7 +66,7 @@ constexpr int64_t kMostServings = 1000;
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
              "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
              "[--fp8-cache 1] [--ranks N] [--divided 1] [--engines N] [--servings N] "
-             "[--device cpu|cuda]\n");
+             "[--model DIRECTORY] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -74,6 +78,10 @@ Arguments ParseArguments(int argc, char** argv) {
     const std::string_view text = argv[i + 1];
     if (name == "--device" && (text == "cpu" || text == "cuda")) {
       arguments.device = text == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
+      continue;
+    }
+    if (name == "--model") {
+      arguments.model = text;
       continue;
     }
     int64_t value = 0;

@@ -1,7 +1,6 @@
 // The models that outrider_exactness_fuzz draws from, and their folders.
 #pragma once
 
-#include <array>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/parallel/communicator.h"
+#include "tests/engine/fuzz_choices.h"
 #include "tests/engine/test_engine.h"
 #include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/models_for_ranks.h"
@@ -37,6 +37,7 @@ struct Arguments {
   bool fp8_cache = false;
   bool step = false;
   bool hybrid = false;
+  std::filesystem::path model = {};  // set: of all rounds, with random weights
   int32_t ranks = 1;
   bool divided = false;
   DeviceKind device = DeviceKind::kCpu;
@@ -52,168 +53,24 @@ struct Random {
 constexpr int32_t kSmallVocab = 1600;
 constexpr int32_t kStatePageTokens = 256;  // of networks with running states on a GPU
 
-enum class Shape {
-  kV3,        // latent attention, three chained MTP modules
-  kStep,      // Step-3.5, which has two cache groups
-  kV4,        // DeepSeek-V4 with its MTP module
-  kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
-  kSparse,    // DeepSeek-V3.2 with its MTP module
-  kGlm5,      // GLM-5 with its MTP module
-  kInt4,      // the bundled one, whose experts are INT4
-  kLing,      // Ling-3.0
-  kLingInt4,  // the bundled one, whose experts are INT4
-  kLingFp4,   // with experts in MXFP4 beside blocks of FP8
-  kKimi,      // Kimi-Linear
-};
-
-/// Requests run alone once per model.
-struct ModelChoice {
-  const char* name;
-  DType dtype;
-  std::optional<uint64_t> dummy_seed = std::nullopt;  // set: random weights in the small shapes
-  Shape shape = Shape::kV3;
-  bool rounded_cache = false;
-  Fp8Form fp8_form = Fp8Form::kPublished;  // of DeepSeek-V4's
-};
-
-// Most rounds run a small model: what is tested is everything around it, too.
-constexpr std::array kModels = {
-    ModelChoice{"bundled, bfloat16", DType::kBF16},
-    ModelChoice{"bundled, float32", DType::kF32},
-    ModelChoice{"small, bfloat16", DType::kBF16, 5},
-    ModelChoice{"small, float32", DType::kF32, 6},
-    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
-    ModelChoice{"small with windows, float32", DType::kF32, 8, Shape::kStep},
-    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
-    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
-    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
-    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
-    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
-    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
-    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
-    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
-};
-
-constexpr std::array kSparseModels = {
-    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
-    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
-    ModelChoice{"small GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
-    ModelChoice{"small GLM-5, float32", DType::kF32, 18, Shape::kGlm5},
-    ModelChoice{"small V3.2, bfloat16, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
-    ModelChoice{"small V3.2, float32, FP8 cache", DType::kF32, 12, Shape::kSparse, true},
-    ModelChoice{"small GLM-5, bfloat16, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
-    ModelChoice{"small GLM-5, float32, FP8 cache", DType::kF32, 18, Shape::kGlm5, true},
-};
-
-constexpr std::array kV4Models = {
-    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
-    ModelChoice{"bundled V4, float32", DType::kF32, std::nullopt, Shape::kV4},
-    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
-    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
-    ModelChoice{"bundled V4, rounded cache", DType::kBF16, std::nullopt, Shape::kV4, true},
-    ModelChoice{"small V4, rounded cache", DType::kF32, 9, Shape::kV4, true},
-    ModelChoice{"bundled V4 with DSpark, rounded cache", DType::kF32, std::nullopt,
-                Shape::kV4DSpark, true},
-    ModelChoice{"small V4 with DSpark, rounded cache", DType::kBF16, 10, Shape::kV4DSpark, true},
-    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
-    ModelChoice{"bundled V4 with DSpark, float32", DType::kF32, std::nullopt, Shape::kV4DSpark},
-    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
-    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
-};
-
-constexpr std::array kEagle3Models = {
-    ModelChoice{"bundled, bfloat16", DType::kBF16},
-    ModelChoice{"small, bfloat16", DType::kBF16, 5},
-    ModelChoice{"bundled, float32", DType::kF32},
-    ModelChoice{"small, float32", DType::kF32, 6},
-    ModelChoice{"bundled, bfloat16", DType::kBF16},
-    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
-};
-
-constexpr std::array kGpuModels = {
-    ModelChoice{.name = "bundled, bfloat16", .dtype = DType::kBF16},
-    ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
-};
-
-constexpr std::array kInt4Models = {
-    ModelChoice{.name = "INT4 experts, bfloat16", .dtype = DType::kBF16, .shape = Shape::kInt4},
-    ModelChoice{.name = "INT4 experts, FP8 cache",
-                .dtype = DType::kBF16,
-                .shape = Shape::kInt4,
-                .rounded_cache = true},
-};
-
-constexpr std::array kStepModels = {
-    ModelChoice{"small Step, bfloat16", DType::kBF16, 7, Shape::kStep},
-    ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
-};
-
-constexpr std::array kHybridModels = {
-    ModelChoice{"small Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
-    ModelChoice{"small Ling, float32", DType::kF32, 14, Shape::kLing},
-    ModelChoice{"small Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
-    ModelChoice{"small Kimi-Linear, float32", DType::kF32, 16, Shape::kKimi},
-};
-
-constexpr std::array kGpuStepModels = {
-    ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
-    ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
-};
-
-constexpr std::array kGpuSparseModels = {
-    ModelChoice{"V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
-    ModelChoice{"GLM-5, bfloat16", DType::kBF16, 17, Shape::kGlm5},
-    ModelChoice{"V3.2, FP8 cache", DType::kBF16, 11, Shape::kSparse, true},
-    ModelChoice{"GLM-5, FP8 cache", DType::kBF16, 17, Shape::kGlm5, true},
-};
-
-constexpr std::array kGpuV4Models = {
-    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
-    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
-    ModelChoice{"bundled V4, FP8 cache", DType::kBF16, std::nullopt, Shape::kV4, true,
-                Fp8Form::kPerTensor},
-    ModelChoice{"bundled V4 with DSpark, FP8 cache", DType::kBF16, std::nullopt, Shape::kV4DSpark,
-                true, Fp8Form::kPerTensor},
-    ModelChoice{"bundled V4 with DSpark, rounded cache", DType::kBF16, std::nullopt,
-                Shape::kV4DSpark, true, Fp8Form::kPublishedNumbers},
-};
-
-constexpr std::array kGpuHybridModels = {
-    ModelChoice{"Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
-    ModelChoice{"Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
-    ModelChoice{"bundled Ling, FP8", DType::kBF16, std::nullopt, Shape::kLing},
-    ModelChoice{"Ling, FP8 with FP4 experts", DType::kBF16, 19, Shape::kLingFp4},
-    ModelChoice{"bundled Ling, INT4 experts", DType::kBF16, std::nullopt, Shape::kLingInt4},
-};
-constexpr int kHybridsForRanks = 2;  // of these: several ranks can share them
-
-inline bool IsV4(const ModelChoice& model) {
-  return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
-}
-
-inline bool IsLing(const ModelChoice& model) {
-  return model.shape == Shape::kLing || model.shape == Shape::kLingInt4 ||
-         model.shape == Shape::kLingFp4;
-}
-
-inline bool HasState(const ModelChoice& model) {
-  return IsLing(model) || model.shape == Shape::kKimi;
-}
-
-/// Whether its cache has two forms.
-inline bool IsV3(const ModelChoice& model) {
-  return model.shape == Shape::kV3 || model.shape == Shape::kInt4 || HasState(model);
-}
-
 /// Draws among the models that the arguments ask for, and has a folder for each.
 class Models {
  public:
   Models(const Arguments& arguments, Random& random)
-      : arguments_(arguments), random_(random), heads_(std::max(2, arguments.ranks)) {}
+      : arguments_(arguments), random_(random), heads_(std::max(2, arguments.ranks)) {
+    if (arguments.model.empty()) return;
+    given_ = {.name = "given",
+              .dtype = DType::kBF16,
+              .dummy_seed = 21,
+              .shape = ShapeOf(ReadModelConfig(arguments.model)),
+              .rounded_cache = arguments.fp8_cache,
+              .fp8_form = on_gpu() ? Fp8Form::kPerTensor : Fp8Form::kPublished};
+  }
 
   bool on_gpu() const { return arguments_.device == DeviceKind::kCuda; }
 
   const ModelChoice& Draw() {
+    if (given_) return *given_;
     constexpr int kMostDraws = 1000;
     for (int draw = 0; draw < kMostDraws; ++draw) {
       const ModelChoice& model = AnyModel();
@@ -273,6 +130,7 @@ class Models {
         if (on_gpu()) take(gpu_dspark_);
         break;
     }
+    if (given_) o.checkpoint = arguments_.model;
     if (!IsV3(model)) o.cache_form = KvCacheForm::kHeads;
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
@@ -281,7 +139,7 @@ class Models {
     o.drafter_checkpoint =
         model.dummy_seed ? SmallDrafterOf(model.shape).directory() : TinyEagle3Directory();
     // A GPU runs latent drafters only where the target's entries are latent.
-    if ((on_gpu() && model.shape == Shape::kStep) || Uniform(0, 2) == 0) {
+    if (given_ || (on_gpu() && model.shape == Shape::kStep) || Uniform(0, 2) == 0) {
       // The trained one has two heads of keys.
       const bool trained = o.checkpoint == TinyModelDirectory() && arguments_.ranks <= 2;
       o.drafter_checkpoint = trained ? TinyLlamaEagle3Directory() : LlamaDrafterOf(o.checkpoint);
@@ -347,6 +205,7 @@ class Models {
   const Arguments& arguments_;
   Random& random_;
   const int32_t heads_;  // of small models: all ranks can share them
+  std::optional<ModelChoice> given_;
   SmallModel small_model_{2, kSmallVocab, heads_};
   SmallStepModel small_step_model_{
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, arguments_.ranks)}};

@@ -51,7 +51,9 @@ class RandomOptions {
       const auto kind = static_cast<size_t>(Uniform(0, 3));
       o.drafter = kind < kShares.size() ? kShares.at(kind) : own;
     }
-    o.k = Uniform(1, o.drafter == kChain ? 3 : o.drafter == kBlock ? 5 : 6);
+    const auto modules = static_cast<int>(ReadModelConfig(o.checkpoint).num_nextn_predict_layers);
+    if (modules == 0 && (o.drafter == kChain || o.drafter == kRepeated)) o.drafter = kNgram;
+    o.k = Uniform(1, o.drafter == kChain ? modules : o.drafter == kBlock ? 5 : 6);
     if (HasState(model) && Uniform(0, 3) == 0) o.k = Uniform(7, kMostStateDrafts);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;

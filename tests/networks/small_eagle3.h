@@ -12,7 +12,8 @@ namespace outrider {
 
 /// What all drafters say, that read the outputs of the target's first and last layers.
 inline nlohmann::json Eagle3Config(const std::filesystem::path& target, int32_t width) {
-  const nlohmann::json model = ReadJson(target / "config.json");
+  nlohmann::json model = ReadJson(target / "config.json");
+  if (model.contains("text_config")) model = nlohmann::json(model["text_config"]);
   nlohmann::json config = {
       {"intermediate_size", width}, {"num_hidden_layers", 1},
       {"hidden_act", "silu"},       {"rope_theta", 10000},
