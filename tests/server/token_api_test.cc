@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/server/running_server.h"
@@ -214,6 +216,24 @@ TEST(TokenApiTest, TakesWhatWasGenerated) {
               HasSubstr("needs one prompt of token ids"));
 }
 
+const std::vector<std::pair<std::string, std::string>> kDescribedBodies = {
+    {"/v1/completions", "CompletionRequest"},
+    {"/v1/chat/completions", "ChatRequest"},
+    {"/v1/responses", "ResponseRequest"},
+    {"/generate", "GenerateRequest"},
+    {"/detokenize", "DetokenizeRequest"}};
+
+/// What must be in it.
+json LeastBody(const std::string& path) {
+  if (path == "/v1/chat/completions") {
+    return {{"messages", {{{"role", "user"}, {"content", "a."}}}}};
+  }
+  if (path == "/v1/responses") return {{"input", "a."}};
+  if (path == "/generate") return {{"token_ids", {46}}};
+  if (path == "/detokenize") return {{"tokens", {46}}};
+  return {{"prompt", "a"}};
+}
+
 TEST(TokenApiTest, DescribesEveryRoute) {
   RunningServer running;
   // A refusal by the head alone ends the connection: each request has one of its own.
@@ -236,22 +256,8 @@ TEST(TokenApiTest, DescribesEveryRoute) {
   }
   EXPECT_EQ(num_routes, 27);
   // Every field that is described is known.
-  const std::vector<std::pair<std::string, std::string>> bodies = {
-      {"/v1/completions", "CompletionRequest"},
-      {"/v1/chat/completions", "ChatRequest"},
-      {"/v1/responses", "ResponseRequest"},
-      {"/generate", "GenerateRequest"},
-      {"/detokenize", "DetokenizeRequest"}};
-  for (const auto& [path, schema] : bodies) {
-    json body = {{"prompt", "a"}};
-    if (path == "/v1/chat/completions") {
-      body = {{"messages", {{{"role", "user"}, {"content", "a."}}}}};
-    } else if (path == "/v1/responses") {
-      body = {{"input", "a."}};
-    } else if (path != "/v1/completions") {
-      body = {{"token_ids", {46}}};
-      if (path == "/detokenize") body = {{"tokens", {46}}};
-    }
+  for (const auto& [path, schema] : kDescribedBodies) {
+    json body = LeastBody(path);
     for (const auto& [name, ignored] :
          description["components"]["schemas"][schema]["properties"].items()) {
       if (!body.contains(name)) body[name] = nullptr;
@@ -259,6 +265,56 @@ TEST(TokenApiTest, DescribesEveryRoute) {
     const ClientResponse response = post_to(path, body.dump());
     EXPECT_EQ(response.status, 200) << path << response.body;
   }
+}
+
+/// The description's arrays of tokens or of texts in a schema that end at `maxItems`.
+std::vector<json> LimitedArrays(const json& schema) {
+  std::vector<json> arrays;
+  for (const json& form : schema.contains("anyOf") ? schema["anyOf"] : json::array({schema})) {
+    const json& items = form.value("items", json::object());
+    const bool simple =
+        items.value("$ref", "").ends_with("/TokenId") || items.value("type", "") == "string";
+    if (form.contains("maxItems") && simple) arrays.push_back(form);
+  }
+  return arrays;
+}
+
+// Also where all items are the same.
+TEST(TokenApiTest, RefusesArraysThatAreLongerThanDescribed) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json schemas = json::parse(client.Get("/openapi.json").body)["components"]["schemas"];
+  int num_arrays = 0;
+  for (const auto& [path, schema] : kDescribedBodies) {
+    for (const auto& [name, field] : schemas[schema]["properties"].items()) {
+      for (const json& array : LimitedArrays(field)) {
+        const json item = array["items"].contains("$ref") ? json(46) : json("a");
+        json body = LeastBody(path);
+        body[name] = std::vector<json>(array["maxItems"].get<size_t>() + 1, item);
+        const ClientResponse response = client.Post(path, body.dump());
+        EXPECT_EQ(response.status, 400) << path << " " << name << response.body;
+        ++num_arrays;
+      }
+    }
+  }
+  EXPECT_GT(num_arrays, 8);
+}
+
+TEST(TokenApiTest, AbortsByEveryNameThatIsDescribed) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json schemas = json::parse(client.Get("/openapi.json").body)["components"]["schemas"];
+  std::set<std::string> names;
+  for (const json& form : schemas["AbortRequest"]["anyOf"]) {
+    const std::string name = form["required"][0];
+    const bool several = form["properties"][name]["type"] == "array";
+    const json body = {{name, several ? json::array({"x"}) : json("x")}};
+    EXPECT_EQ(client.Post("/abort", body.dump()).status, 200) << body;
+    names.insert(name);
+    // All names are fields of every form.
+    EXPECT_EQ(form["properties"].size(), 3U) << name;
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"request_id", "request_ids", "rid"}));
 }
 
 }  // namespace

@@ -106,12 +106,12 @@ std::optional<std::vector<int32_t>> ParseAllowedTokens(FieldReader& body, int32_
 }
 
 std::vector<int32_t> ParseStopTokens(FieldReader& body, int32_t vocab_size) {
-  std::vector<int32_t> ids = Distinct(body.TokenIds("stop_token_ids", vocab_size));
+  std::vector<int32_t> ids = body.TokenIds("stop_token_ids", vocab_size);
   if (ids.size() > kMaxStopTokens) {
     body.Refuse("stop_token_ids",
                 fmt::format("has {} tokens; at most {} are allowed", ids.size(), kMaxStopTokens));
   }
-  return ids;
+  return Distinct(std::move(ids));
 }
 
 }  // namespace
