@@ -33,8 +33,25 @@ class References {
                       KvCacheForm form, const Ops* ops) {
     const auto [known, is_new] =
         known_.try_emplace({number, form, request.prompt_token_ids}, Generated());
-    Generated& expected = known->second;
-    if (!is_new) return expected;
+    if (is_new) Run(std::move(request), model, form, ops, known->second);
+    return known->second;
+  }
+
+  /// As Of, run anew.
+  Generated Again(GenerationRequest request, const ModelChoice& model, KvCacheForm form,
+                  const Ops* ops) {
+    Generated result;
+    Run(std::move(request), model, form, ops, result);
+    return result;
+  }
+
+  int64_t requests() const { return requests_; }
+  int64_t steps() const { return steps_; }
+  double seconds() const { return seconds_; }
+
+ private:
+  void Run(GenerationRequest request, const ModelChoice& model, KvCacheForm form, const Ops* ops,
+           Generated& expected) {
     const auto begin = std::chrono::steady_clock::now();
     std::unique_ptr<Engine>& engine = engines_[{model.name, form}];
     if (!engine) {
@@ -51,14 +68,8 @@ class References {
     while (engine->Step()) ++steps_;
     ++requests_;
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return expected;
   }
 
-  int64_t requests() const { return requests_; }
-  int64_t steps() const { return steps_; }
-  double seconds() const { return seconds_; }
-
- private:
   Models& models_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> engines_;
   std::map<std::tuple<size_t, KvCacheForm, std::vector<int32_t>>, Generated> known_;

@@ -294,7 +294,11 @@ class Rounds {
       difference = Difference(got, expected);
     }
     if (difference.empty()) return;
-    throw Different(fmt::format("DIFFERENT: {}: {}", what, difference));
+    const Generated again =
+        references_.Again(served.request, model, options.cache_form, ops_.get());
+    throw Different(
+        fmt::format("DIFFERENT: {}: {}; alone again, it gives {}", what, difference,
+                    Difference(again, expected).empty() ? "the same" : "something else"));
   }
 
   const Arguments arguments_;
