@@ -65,6 +65,14 @@ def gpus_of_host():
     return [str(i) for i, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
+def program_in(build, parser):
+    """The fuzz; ends the tool if it is not built."""
+    program = build.resolve() / "tests/engine/outrider_exactness_fuzz"
+    if not os.access(program, os.X_OK):
+        parser.error(f"{program}: no such program; build it or name its folder with --build")
+    return program
+
+
 def begin(args, flags, places, seconds, first_seed):
     processes = []
     for i, place in enumerate(places):
@@ -150,9 +158,7 @@ def main():
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="for each GPU (default: 1)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    args.program = args.build.resolve() / "tests/engine/outrider_exactness_fuzz"
-    if not os.access(args.program, os.X_OK):
-        parser.error(f"{args.program}: no such program; build it or name its folder with --build")
+    args.program = program_in(args.build, parser)
     start = time.monotonic()
     total = 0
     try:

@@ -17,18 +17,17 @@ nothing. Needs the Python standard library only.
 import argparse
 import concurrent.futures
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
-from fuzz_gpus import ALONE, LAST_LINE, ROOT
+from fuzz_gpus import ALONE, LAST_LINE, ROOT, program_in
 from model_configs import CONFIGS
 
-BY_DEFAULT = ("DeepSeek-V2-Lite", "DeepSeek-V3, R1", "DeepSeek-V3.2", "DeepSeek-V4-Flash", "DeepSeek-V4-Pro", "Kimi-K2.5",
-              "GLM-4.7-Flash", "GLM-4.7-Flash in FP8", "GLM-5", "Step-3.5-Flash", "Kimi-Linear-48B", "Ling-3.0-flash",
-              "Ling-3.0-flash in FP8", "Ling-3.0-flash in INT4", "Ling-3.0-flash in FP4")
+BY_DEFAULT = ("DeepSeek-V2-Lite", "DeepSeek-V3, R1", "DeepSeek-V3.2", "DeepSeek-V4-Flash", "DeepSeek-V4-Pro",
+              "Kimi-K2.5", "GLM-4.7-Flash", "GLM-4.7-Flash in FP8", "GLM-5", "Step-3.5-Flash", "Kimi-Linear-48B",
+              "Ling-3.0-flash", "Ling-3.0-flash in FP8", "Ling-3.0-flash in INT4", "Ling-3.0-flash in FP4")
 VOCABULARY = 16384
 EXPERTS = 32  # four in each of eight groups
 INDEX_TOPK = 64  # of contexts up to 400
@@ -76,7 +75,8 @@ def run(args, directory, name, ranks, flags, seconds, seed):
     """Requests that were equal, and seconds in which engines were made, and served; throws
     subprocess.CalledProcessError or TimeoutExpired."""
     command = [args.program, "--device", args.device, "--model", directory / name, "--ranks", ranks, *flags,
-               "--fp8-cache", int(args.fp8_cache), "--engines", 4, "--servings", 16, "--seconds", seconds, "--seed", seed]
+               "--fp8-cache", int(args.fp8_cache), "--engines", 4, "--servings", 16, "--seconds", seconds,
+               "--seed", seed]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT, timeout=seconds + GRACE,
                           check=True)
     making, serving = ALONE.search(done.stdout).groups()[:2]
@@ -113,9 +113,7 @@ def main():
     parser.add_argument("--fp8-cache", action="store_true", help="over KV caches in FP8")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    args.program = args.build.resolve() / "tests/engine/outrider_exactness_fuzz"
-    if not os.access(args.program, os.X_OK):
-        parser.error(f"{args.program}: no such program; build it or name its folder with --build")
+    args.program = program_in(args.build, parser)
     status = total = 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
         runs = []

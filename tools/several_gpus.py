@@ -25,8 +25,8 @@ not run, or not in time.
   python3 tools/several_gpus.py --build build/cuda --ranks 4
 
 Needs as many Hopper GPUs as ranks, and the Python standard library. Longer than most tools, as each part
-needs what the others set up. With --device cpu ranks are threads
-of the processor and models tiny: that checks this script, and times nothing.
+needs what the others set up. With --device cpu ranks are threads of the processor and models tiny: that
+checks this script, and times nothing.
 """
 import argparse
 import http.client
