@@ -181,12 +181,16 @@ class Rounds {
       std::vector<Served> served = Serve(*engine, set, options, salt);
       FinishWork();
       counts_.serving_seconds += Since(serving_begin);
+      std::string differences;  // of all requests: which ones says more than the first
       for (size_t i = 0; i < served.size(); ++i) {
         if (crosses_roles && SharesAnAnswer(served, i)) continue;
-        Check(served[i], model, options,
-              fmt::format("round {}, engine {}, serving {}, {}, {}, request {}", round_seed,
-                          engine_number, s, model.name, RandomOptions::Describe(options),
-                          served[i].number));
+        differences += DifferenceOf(served[i], model, options);
+      }
+      if (!differences.empty()) {
+        throw Different(
+            fmt::format("DIFFERENT: round {}, engine {}, serving {}, {}, {}, {} requests{}",
+                        round_seed, engine_number, s, model.name, RandomOptions::Describe(options),
+                        served.size(), differences));
       }
       counts_.requests += static_cast<int64_t>(served.size());
       for (const Served& each : served)
@@ -279,8 +283,9 @@ class Rounds {
     return false;
   }
 
-  void Check(const Served& served, const ModelChoice& model, const TestEngineOptions& options,
-             const std::string& what) {
+  /// A line of how a request differs from itself alone; empty where it does not.
+  std::string DifferenceOf(const Served& served, const ModelChoice& model,
+                           const TestEngineOptions& options) {
     const Generated& expected =
         references_.Of(served.number, served.request, model, options.cache_form, ops_.get());
     const Generated& got = served.got;
@@ -293,12 +298,12 @@ class Rounds {
     } else {
       difference = Difference(got, expected);
     }
-    if (difference.empty()) return;
+    if (difference.empty()) return "";
     const Generated again =
         references_.Again(served.request, model, options.cache_form, ops_.get());
-    throw Different(
-        fmt::format("DIFFERENT: {}: {}; alone again, it gives {}", what, difference,
-                    Difference(again, expected).empty() ? "the same" : "something else"));
+    return fmt::format("\n  request {}, {} tokens: {}; alone again, it gives {}", served.number,
+                       served.request.prompt_token_ids.size(), difference,
+                       Difference(again, expected).empty() ? "the same" : "something else");
   }
 
   const Arguments arguments_;

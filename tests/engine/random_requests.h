@@ -94,7 +94,8 @@ inline std::string Difference(const std::vector<PositionLogprobs>& a,
   for (size_t i = 0; i < a.size(); ++i) {
     if (!SameBits(a[i].chosen, b[i].chosen) || a[i].rank != b[i].rank ||
         !std::equal(a[i].top.begin(), a[i].top.end(), b[i].top.begin(), b[i].top.end(), SameBits)) {
-      return fmt::format("logprobs of token {}", i);
+      return fmt::format("logprobs of token {} ({} and {})", i, a[i].chosen.logprob,
+                         b[i].chosen.logprob);
     }
   }
   return "";
