@@ -177,6 +177,7 @@ class Step {
     CudaOk(cudaMemsetAsync(terms_.data(), 0, terms_.size() * 4, stream), "terms");
     CudaOk(cudaMemsetAsync(weights_.data(), 0, weights_.size() * 4, stream), "weights");
     Launched(MlaDecodePlan(Attention(nullptr), limits_, workspace_.data(), stream));
+    plan_settled_ = false;
   }
 
   /// All launches but number `without`.
@@ -215,6 +216,7 @@ class Step {
     if (!skip()) Launched(ProjectHeads(absorb, stream));
     if (!skip()) {
       Launched(MlaDecode(Attention(layer.cache.data()), limits_, workspace_.data(), stream));
+      plan_settled_ = true;
     }
     HeadProjectionParams unabsorb;
     unabsorb.num_tokens = rows_;
@@ -333,10 +335,12 @@ class Step {
     params.softmax_scale = 0.07F;
     params.output = attention_.data();
     params.lse = lse_.data();
+    params.plan_settled = plan_settled_;
     return params;
   }
 
   int rows_;
+  bool plan_settled_ = false;
   MlaDecodeLimits limits_;
   DeviceArray<float> start_x_, x_, terms_, weights_, ones_, cosines_, sines_;
   DeviceArray<uint16_t> h_, query_kv_, q_, attention_, values_;

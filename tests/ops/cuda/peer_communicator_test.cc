@@ -246,7 +246,7 @@ void RepeatRecordedGathers(const Context& context, const CudaOps& ops) {
   std::array<std::vector<Rows>, 2> runs;
   for (size_t run = 0; run < runs.size(); ++run) {
     for (size_t g = 0; g < 3 + run; ++g) {
-      const int64_t rows = run == 0 ? 1 + static_cast<int64_t>(g) : 700;
+      const int64_t rows = run == 0 ? 1 + static_cast<int64_t>(g) : 1400;
       const int64_t cols = ranks * static_cast<int64_t>(50 + 83 * g);
       const Tensor all = RowsOnDevice(context, ops, rows, cols, cols + static_cast<int64_t>(g));
       const Share own = OwnShare(context, Cut::kRows, cols);
@@ -279,8 +279,37 @@ void RepeatRecordedGathers(const Context& context, const CudaOps& ops) {
     GatherInPlace(context, alone, Cut::kRows);
     ExpectFilled(context, ops, alone, call);
   }
-  EXPECT_EQ(replayer->counts().launched, 4);
-  EXPECT_EQ(replayer->counts().repeated, 36);
+  // Twice each; again where memory was made for the first gathers, then for larger ones, after
+  // which the first key is recorded anew.
+  EXPECT_EQ(replayer->counts().launched, 8);
+  EXPECT_EQ(replayer->counts().repeated, 32);
+}
+
+/// A step has one key on a rank and two on the others, as where each has rows of its own. Memory
+/// for recorded gathers grows in between: a rank that records the step anew must not find the
+/// others with what they recorded before.
+void RepeatStepsOfUnequalKeys(const Context& context, const CudaOps& ops) {
+  const auto replayer = ops.MakeReplayer(context);
+  const auto rows_of = [&](int64_t rows) {
+    const int64_t cols = int64_t{256} * context.place().ranks;
+    return RowsOnDevice(context, ops, rows, cols, cols);
+  };
+  const Tensor few = rows_of(4);
+  const Tensor many = rows_of(3000);
+  int call = 0;
+  const auto step = [&](int64_t number, const Tensor& all) {
+    const Share own = OwnShare(context, Cut::kRows, all.cols);
+    Fill(ops, all.Columns(own.first, own.count), ++call, own.first);
+    RunKey key;
+    key.Add(number);
+    replayer->Run(context, key, {},
+                  [&](const Context&) { GatherInPlace(context, all, Cut::kRows); });
+    ExpectFilled(context, ops, all, call);
+  };
+  for (int i = 0; i < 3; ++i) step(1, few);
+  for (int i = 0; i < 3; ++i) step(2, many);
+  for (int i = 0; i < 2; ++i) step(context.place().rank == 0 ? 1 : 3, few);
+  for (int i = 0; i < 3; ++i) step(1, few);
 }
 
 TEST_F(PeerCommunicatorTest, EveryRankGetsTheColumnsOfAll) {
@@ -298,6 +327,10 @@ TEST_F(PeerCommunicatorTest, RecordedGathersCountOnWhenTheyAreReplayed) {
   for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 60, RepeatRecordedGathers);
 }
 
+TEST_F(PeerCommunicatorTest, StepsOfUnequalKeysMeetInOneMemory) {
+  for (const int32_t ranks : {2, 3, 4, 8}) OnRanks(ranks, 5, RepeatStepsOfUnequalKeys);
+}
+
 TEST_P(PeersOnGpusTest, EveryRankGetsTheColumnsOfAll) { OnGpus(60, GatherRandomRows); }
 
 TEST_P(PeersOnGpusTest, ChunksTravelBesideWhatMakesAndTakesThem) {
@@ -310,6 +343,8 @@ TEST_P(PeersOnGpusTest, ChunksTravelBesideWhatMakesAndTakesThem) {
 TEST_P(PeersOnGpusTest, RecordedGathersCountOnWhenTheyAreReplayed) {
   OnGpus(60, RepeatRecordedGathers);
 }
+
+TEST_P(PeersOnGpusTest, StepsOfUnequalKeysMeetInOneMemory) { OnGpus(5, RepeatStepsOfUnequalKeys); }
 
 /// NCCL's kernels wait for each other, on one GPU as on several.
 TEST_F(PeerCommunicatorTest, NcclGivesEveryRankTheColumnsOfAll) {

@@ -48,7 +48,8 @@ class CudaReplayer : public Replayer {
 
   /// Changes whenever memory that runs refer to was moved.
   int64_t MemoryVersion() const {
-    return arena_.memory_version() + ops_.results().memory_version();
+    return arena_.memory_version() + ops_.results().memory_version() +
+           (ranks_ == nullptr ? 0 : ranks_->recorded_version());
   }
 
   const CudaOps& ops_;

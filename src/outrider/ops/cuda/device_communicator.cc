@@ -11,6 +11,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int64_t kPostAlignment = 16;
+constexpr size_t kLeastRecordedBytes = size_t{1} << 20;
 
 /// Bytes from one stored row to the next.
 int64_t PostStride(const GatheredRows& g, size_t rank) {
@@ -56,9 +57,12 @@ int32_t DeviceCommunicator::LeastOf(int32_t number) {
   return *std::ranges::min_element(used);
 }
 
-void DeviceCommunicator::BeginRecording() {
-  ReserveRecorded(measured_);
-  records_ = true;
+void DeviceCommunicator::EndMeasuring() {
+  measures_ = false;
+  if (measured_ <= reserved_) return;
+  reserved_ = std::max(2 * measured_, kLeastRecordedBytes);
+  ReserveRecorded(reserved_);
+  ++recorded_version_;
 }
 
 void DeviceCommunicator::Measure(std::span<const GatheredRows> rows) {

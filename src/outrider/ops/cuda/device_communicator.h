@@ -57,18 +57,22 @@ class DeviceCommunicator : public Communicator {
 
   /// Gathers until EndMeasuring are those of a step that may be recorded.
   void BeginMeasuring() { measures_ = true; }
-  void EndMeasuring() { measures_ = false; }
-  /// Makes room for what gathers were measured to need; until EndRecording gathers are recorded, in
-  /// streams that are being captured.
-  void BeginRecording();
+  /// Makes room for what these gathers were measured to need, where all ranks' threads meet.
+  void EndMeasuring();
+  /// Until EndRecording gathers are recorded, in streams that are being captured.
+  void BeginRecording() { records_ = true; }
   void EndRecording() { records_ = false; }
+  /// Another one, of all ranks alike, where larger memory took the place of what steps were
+  /// recorded with. These must not be repeated: a rank would wait in the old memory for what
+  /// another one, whose step was recorded since, stores in the new.
+  int64_t recorded_version() const { return recorded_version_; }
 
  protected:
   /// host: among the same ranks; it must outlive this.
   explicit DeviceCommunicator(Communicator& host) : host_(host) {}
 
-  /// Makes room for a rank's parts. All ranks ask for equal numbers of bytes, at a time when they
-  /// can meet.
+  /// Makes memory for recorded gathers of a rank's parts of up to `bytes`, a multiple of 16. All
+  /// ranks ask for equal numbers of bytes, at a time when they can meet.
   virtual void ReserveRecorded(size_t bytes) = 0;
   bool records() const { return records_; }
   /// Whether the step is recorded or may be later. Both take equal memory.
@@ -97,6 +101,8 @@ class DeviceCommunicator : public Communicator {
   bool measures_ = false;
   bool records_ = false;
   size_t measured_ = 0;  // MostBytes of the largest gather
+  size_t reserved_ = 0;  // bytes of it that there is room for
+  int64_t recorded_version_ = 0;
 };
 
 }  // namespace outrider::cuda

@@ -185,7 +185,8 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
                                    .max_seq_len = requests.max_seq_len,
                                    .heads = s.heads});
   // Once for the layers of a step that have one shape.
-  if (work.planned_serial != Cast(inputs).serial()) {
+  params.plan_settled = work.planned_serial == Cast(inputs).serial();
+  if (!params.plan_settled) {
     CheckCuda(MlaDecodePlan(params, work.limits, work.memory.data(), stream_),
               "the plan of attention");
     work.planned_serial = Cast(inputs).serial();

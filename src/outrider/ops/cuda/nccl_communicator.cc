@@ -99,9 +99,7 @@ void NcclCommunicator::GatherOnDevice(std::span<const GatheredRows> rows) {
 }
 
 void NcclCommunicator::ReserveRecorded(size_t bytes) {
-  const size_t needed = static_cast<size_t>(place().ranks) * bytes;
-  if (!recorded_.empty() && recorded_.back().bytes() >= needed) return;
-  recorded_.emplace_back(std::max(2 * needed, kLeastAllBytes), "rows of ranks");
+  recorded_.emplace_back(static_cast<size_t>(place().ranks) * bytes, "rows of ranks");
 }
 
 std::vector<std::unique_ptr<Communicator>> MakeNcclCommunicators(

@@ -33,8 +33,8 @@ struct PeerCommunicator::Group {
     std::array<DeviceMemory, 2> memory;
     std::array<DeviceEvent, 2> stored;
   };
-  /// What one rank stores in recorded gathers. Steps that were recorded with one refer to it, so
-  /// it stays when a larger one is made.
+  /// What one rank stores in recorded gathers. Steps that were recorded with one may still run when
+  /// a larger one is made, so it stays.
   struct RecordedPost {
     size_t room = 0;      // bytes, a multiple of 16
     size_t flagged = 0;   // of them, that may go with flags
@@ -175,17 +175,15 @@ void PeerCommunicator::RecordGather(std::span<const GatheredRows> rows) {
 }
 
 void PeerCommunicator::ReserveRecorded(size_t bytes) {
-  auto& own = group_->recorded[static_cast<size_t>(place().rank)];
-  if (!own.empty() && own.back()->room >= bytes) return;
   auto post = std::make_unique<Group::RecordedPost>();
-  post->room = std::max(2 * bytes, kLeastPostBytes);
+  post->room = bytes;
   post->flagged = std::min(post->room, MostFlaggedBytes(place().ranks));
   const size_t inboxes = 2 * static_cast<size_t>(place().ranks) * post->inbox_bytes();
   post->memory = DeviceMemory(kCountersBytes + 2 * post->room + inboxes, "rows for other ranks");
   CheckCuda(cudaMemsetAsync(post->memory.data(), 0, post->memory.bytes(), ops_.stream()),
             "counters");
   ops_.Synchronize();
-  own.push_back(std::move(post));
+  group_->recorded[static_cast<size_t>(place().rank)].push_back(std::move(post));
   Meet();  // the others' are there
 }
 

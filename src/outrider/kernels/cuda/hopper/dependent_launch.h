@@ -1,6 +1,11 @@
 // Launches a kernel that may start while the one before it in its stream finishes. Every thread of
 // such a kernel calls WaitForPriorGrid before its first access of what another kernel writes or
 // reads, and before it returns: so all that came earlier in the stream is done where it goes on.
+//
+// Before it waits, a kernel may read weights, and what was complete when a kernel since then had
+// waited and only afterwards let the next one start (LaunchDependents behind WaitForPriorGrid). A
+// kernel in front that was launched plainly is not enough: the next one starts when its blocks have
+// ended, and may read what was there before they wrote.
 #pragma once
 
 #include <cuda_runtime.h>

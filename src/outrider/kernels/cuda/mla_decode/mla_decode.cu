@@ -173,6 +173,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   const float scale = e4m3 ? params.cache_scale : 1.0f;
   MlaKernelArguments args;
   args.workspace = CarveMlaWorkspace(limits, workspace);
+  args.plan_settled = params.plan_settled;
   args.block_table = params.block_table;
   args.block_table_stride = params.block_table_stride;
   args.cache = static_cast<const uint8_t*>(params.cache);

@@ -84,6 +84,11 @@ struct MlaDecodeParams {
   const uint32_t* visible = nullptr;
   void* output = nullptr;  // bf16 [num_tokens, heads, 512], 16-byte aligned
   float* lse = nullptr;    // [num_tokens, heads], natural logarithm; -inf for a row without keys
+  // MlaDecode: an MlaDecode of the same plan has run since it was made. Then items, block tables
+  // and keys of earlier steps are read before the kernel in front of it has ended. (MlaDecode lets
+  // no kernel start before the plan is complete. A plan lets the next kernel start when its blocks
+  // have ended, which does not say that what they wrote can be read.)
+  bool plan_settled = false;
   // Every request has one token, as the rows of listed attention: plans of many take less time.
   bool one_token_each = false;
   MlaSplits splits = {0, 0, 0};  // base 0: DefaultMlaSplits(heads)
@@ -97,9 +102,8 @@ struct MlaDecodeParams {
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits);
 
 /// Builds the step's work list on the device from query_start_loc and seq_lens. Once per step, when
-/// block tables and the keys of earlier steps have been written in the same stream: MlaDecode may
-/// read these before the kernel in front of it has finished. No host synchronisation, fixed launch
-/// shapes: safe to capture. Returns cudaErrorInvalidValue for
+/// block tables and the keys of earlier steps have been written in the same stream (plan_settled).
+/// No host synchronisation, fixed launch shapes: safe to capture. Returns cudaErrorInvalidValue for
 /// parameters outside the documented ranges or beyond `limits`.
 cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
                           void* workspace, cudaStream_t stream);

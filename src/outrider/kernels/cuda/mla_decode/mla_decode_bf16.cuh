@@ -23,8 +23,9 @@
 // a tile is shared by two items, one after the other, the second waits for the result of the first
 // and goes on from it. The blocks of the grid must all be able to run at once.
 //
-// The kernel starts beside the end of the one before it. What the plan and earlier steps have left
-// (items, block tables, all keys but the step's own) is read at once, the rest after that end.
+// The kernel starts beside the end of the one before it. Where the plan is settled, what it and
+// earlier steps have left (items, block tables, all keys but the step's own) is read at once, the
+// rest after that end.
 //
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
 // memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     PrefetchTensorMap(&maps.kv_rotary);
   }
   __syncwarp();
+  if (!args.plan_settled) WaitForPriorGrid();
   if (warp == kLoadWarp) loads.Begin(args, shared);
   __syncthreads();
   // A warp per part of the keys: all of the first tile is asked for before the second.

@@ -20,6 +20,7 @@ struct MlaKernelArguments {
   __nv_bfloat16* output;
   float* lse;
   MlaSplits splits;
+  bool plan_settled;  // MlaDecodeParams
 };
 
 struct MlaTensorMaps {
