@@ -56,18 +56,22 @@ struct Step {
   }
 };
 
-/// Steps over one cache, in a stream of their own.
+/// Steps over one cache, in a stream of their own, beside copies in another.
 class Steps {
  public:
   Steps() {
     CudaOk(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    CudaOk(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream");
     std::vector<int> pages(size_t{kRequests} * kPages);
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), random_);
     table_ = DeviceArray<int>(pages);
     for (int i = 0; i < 5; ++i) steps_.emplace_back(random_);
   }
-  ~Steps() { cudaStreamDestroy(stream_); }
+  ~Steps() {
+    cudaStreamDestroy(stream_);
+    cudaStreamDestroy(copies_);
+  }
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
 
@@ -99,6 +103,14 @@ class Steps {
     }
   }
 
+  /// Keeps memory busy, as the weights of a model's products do.
+  void Copy() const {
+    const size_t half = busy_.size() / 2;
+    CudaOk(
+        cudaMemcpyAsync(busy_.data() + half, busy_.data(), half, cudaMemcpyDeviceToDevice, copies_),
+        "copy");
+  }
+
   /// What a step gives when nothing else runs in the stream.
   std::vector<float> Alone(size_t number) const {
     const DeviceArray<float> lse(kLayers * kRows);
@@ -109,13 +121,18 @@ class Steps {
     return result;
   }
 
-  void Wait() const { CudaOk(cudaStreamSynchronize(stream_), "steps"); }
+  void Wait() const {
+    CudaOk(cudaStreamSynchronize(stream_), "steps");
+    CudaOk(cudaStreamSynchronize(copies_), "copies");
+  }
 
  private:
   static constexpr MlaDecodeLimits kLimits = {kMostTokens, kRequests, kMostKeys, kHeads};
 
   std::mt19937 random_{7};
   cudaStream_t stream_ = nullptr;
+  cudaStream_t copies_ = nullptr;
+  DeviceArray<uint8_t> busy_{size_t{1} << 30};
   DeviceArray<uint16_t> cache_{
       RandomBf16(random_, size_t{kRequests} * kPages * kPageSize * kMlaKeyDim)};
   DeviceArray<uint16_t> q_{RandomBf16(random_, size_t{kMostTokens} * kHeads * kMlaKeyDim)};
@@ -151,6 +168,7 @@ class MlaDecodePlanTest : public HopperTest<> {
     const Steps steps;
     const DeviceArray<float> lse(kLayers * kRows);
     for (size_t i = 0;; ++i) {
+      if (i % 8 == 0) steps.Copy();
       steps.Launch(i % steps.count(), lse.data());
       if (i % 64 == 63) steps.Wait();
     }
@@ -176,6 +194,7 @@ TEST_F(MlaDecodePlanTest, EveryRunFindsItsOwnPlan) {
     CudaOk(cudaDeviceSynchronize(), "NaN");
     std::vector<size_t> numbers(kStreams * kRuns);
     for (size_t i = 0; i < numbers.size(); ++i) {
+      if (i % 16 == 0) streams.front()->Copy();
       numbers[i] = random() % expected.size();
       streams[i % kStreams]->Launch(numbers[i], lse.data() + i * kLayers * kRows);
     }
